@@ -111,7 +111,9 @@ def planted(data: Path, half: int) -> None:
         decontaminator = load((file,), data)
         inside = [
             text.item.text
-            for text, own in zip(decontaminator.index.texts, decontaminator.index.own, strict=True)
+            for text, own in zip(
+                decontaminator.index.texts, decontaminator.index.own_words, strict=True
+            )
             if own >= decontaminator.index.ngram and text.item.line % 2 == half
         ]
         chosen = rng.sample(inside, min(_PLANTED, len(inside)))

@@ -1,5 +1,6 @@
-"""Choices that belong to a record and not to its place: keyed hashes of ids. A choice at rate r is
-`unit(...) < r`: raising the rate only adds records.
+"""Choices by keyed hashes of ids: they belong to a record and not to its position.
+
+A choice at rate r is `unit(...) < r`: raising the rate only adds records.
 """
 
 from __future__ import annotations
@@ -11,29 +12,32 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-_SCALE = 2.0**-53
+_SCALE = 2.0**-53  # a float holds 53 bits exactly
 
 
 def key64(seed: int, purpose: str, *parts: str | int) -> int:
-    """64 bits determined by the seed, the purpose and the parts, and by nothing else."""
+    """64-bit hash of the parts, keyed by seed and purpose; the same on every machine."""
     text = "\x1f".join(map(str, parts)).encode("utf-8", "surrogatepass")
-    digest = hashlib.blake2b(text, key=_key(seed, purpose), digest_size=8).digest()
+    digest = hashlib.blake2b(text, key=_hash_key(seed, purpose), digest_size=8).digest()
     return int.from_bytes(digest, "big")
 
 
-@functools.lru_cache(maxsize=256)  # few purposes, asked of every record
-def _key(seed: int, purpose: str) -> bytes:
+@functools.lru_cache(maxsize=256)  # few purposes, needed for every record
+def _hash_key(seed: int, purpose: str) -> bytes:
+    """Key of BLAKE2b for a seed and a purpose."""
     key = f"{seed}\x1f{purpose}".encode()
-    return key if len(key) <= hashlib.blake2b.MAX_KEY_SIZE else hashlib.blake2b(key).digest()
+    if len(key) > hashlib.blake2b.MAX_KEY_SIZE:
+        return hashlib.blake2b(key).digest()
+    return key
 
 
 def unit(seed: int, purpose: str, *parts: str | int) -> float:
-    """A number in [0, 1) determined as in `key64`."""
+    """Number in [0, 1) from the hash of `key64`."""
     return (key64(seed, purpose, *parts) >> 11) * _SCALE
 
 
 def shuffled_keys(keys: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.uint64]:
-    """(n,) other keys, as if drawn anew for each 64-bit salt; distinct ones stay distinct."""
+    """New keys (n,), as if drawn anew for each 64-bit salt; distinct keys stay distinct."""
     # the finaliser of SplitMix64 (Steele et al. 2014), a bijection of 64-bit words
     with np.errstate(over="ignore"):
         x = keys ^ np.uint64(salt)
@@ -43,8 +47,8 @@ def shuffled_keys(keys: npt.NDArray[np.uint64], salt: int) -> npt.NDArray[np.uin
 
 
 def is_among(values: npt.NDArray[np.generic], ordered: npt.NDArray[np.generic]) -> Any:
-    """Whether each value is one of the sorted ones."""
+    """Mask (n,) of the values that are in the ascending array `ordered`."""
     if not len(ordered):
         return np.zeros(len(values), np.bool_)
-    at = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
-    return ordered[at] == values
+    positions = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    return ordered[positions] == values

@@ -1,5 +1,6 @@
-"""How far a command is: what it does, how much is done, how fast, how long it still takes. On a
-terminal one moving line; elsewhere, as in a log, a line now and then.
+"""Progress of a command: its stage, the amount done, the rate, and the time that remains.
+
+On a terminal it is one moving line; elsewhere, as in a log, a line from time to time.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn
 
-_EVERY = 30.0  # seconds between the lines of a log
+_LOG_INTERVAL = 30.0  # seconds between the lines of a log
 
 
 class Stages:
-    """Shows one stage after the other. A stage without a total shows what is done."""
+    """Display of one stage after the other; a stage without a total shows the amount done."""
 
     def __init__(self, console: Console) -> None:
-        self._console, self._printed = console, 0.0
-        columns = SpinnerColumn(), TextColumn("{task.description}"), BarColumn()
+        self._console = console
+        self._last_line = 0.0  # monotonic time of the last line of a log
         self._progress = Progress(
-            *columns,
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
             TextColumn("{task.fields[text]}"),
             console=console,
             disable=not console.is_terminal,
@@ -36,30 +39,38 @@ class Stages:
         self._progress.stop()
 
     def start(self, name: str, *, total: int | None = None, unit: str = "", done: int = 0) -> None:
-        """Begin a stage; `done` of its `total`, if that is known, is from an earlier run."""
+        """Begin a stage.
+
+        Args:
+            total: amount to be done; None: not known.
+            unit: plural noun of that amount.
+            done: amount that an earlier run has done, which does not count for the rate.
+        """
         for task in self._progress.tasks:
             self._progress.remove_task(task.id)
         self._progress.add_task(name, total=total, completed=done, before=done, unit=unit, text="")
-        self._printed = time.monotonic()
+        self._last_line = time.monotonic()
 
     def advance(self, count: int) -> None:
-        """So much more is done."""
+        """Add to the amount done, and show it."""
         (task,) = self._progress.tasks
         self._progress.advance(task.id, count)
-        text, now = _text(task), time.monotonic()
+        text = _progress_text(task)
         self._progress.update(task.id, text=text)
-        if not self._console.is_terminal and now - self._printed >= _EVERY:
-            self._printed = now
+        time_now = time.monotonic()
+        if not self._console.is_terminal and time_now - self._last_line >= _LOG_INTERVAL:
+            self._last_line = time_now
             self._console.print(f"{task.description}: {text}", highlight=False)
 
 
-def _text(task: Task) -> str:
-    """E.g. "12,800 of ~18,000,000 rows, 2,130 rows/s, 2:20:43 left"."""
-    unit, seconds = task.fields["unit"], task.elapsed
+def _progress_text(task: Task) -> str:
+    """Text of a stage: "12,800 of ~18,000,000 rows, 2,130 rows/s, 2:20:43 left"."""
+    unit = task.fields["unit"]
+    seconds = task.elapsed
     rate = (task.completed - task.fields["before"]) / seconds if seconds else 0.0
-    of = "" if task.total is None else f" of ~{task.total:,}"
-    text = f"{task.completed:,}{of} {unit}, {rate:,.0f} {unit}/s"
+    total = "" if task.total is None else f" of ~{task.total:,}"
+    text = f"{task.completed:,}{total} {unit}, {rate:,.0f} {unit}/s"
     if task.total is not None and rate > 0:
-        left = max(task.total - task.completed, 0) / rate
-        text += f", {timedelta(seconds=round(left))} left"
+        remaining_seconds = max(task.total - task.completed, 0) / rate
+        text += f", {timedelta(seconds=round(remaining_seconds))} left"
     return text

@@ -1,5 +1,6 @@
-"""Toolkits, verifiers and graders by the names that prompts carry. A prompt whose grader is
-`environment` is verified by the RLVR environment that it names.
+"""Toolkits, verifiers and graders by the names that prompts carry.
+
+A prompt whose grader is `environment` is verified by the RLVR environment that it names.
 """
 
 from __future__ import annotations
@@ -34,14 +35,18 @@ from reward.rlvr import GraderVerifier, Verifier
 
 TINY_WORLD = "tiny_world"
 BY_ENVIRONMENT = "environment"  # the grader that a prompt of an RLVR environment names
-_KEPT = ("sampling", "retries", "thinking")  # of a judge, beside its answers
+# settings of a judge that are stored beside its answers, since its requests depend on them
+_STORED_SETTINGS = frozenset({"sampling", "retries", "thinking"})
 AnyToolkit = Toolkit | RLVREnvironment
 
 
 @functools.cache
 def toolkit_of(name: str) -> AnyToolkit:
-    """A toolkit: of `posttrain/environments/`, of an RLVR environment, or the tiny world's own.
-    Raises ConfigError: there is none of that name, or this machine cannot run it."""
+    """Find a toolkit: the tiny world's, an RLVR environment, or one of `posttrain/environments/`.
+
+    Raises:
+        ConfigError: there is none of that name, or this machine cannot run it.
+    """
     if name == TINY_WORLD:
         return TinyWorldToolkit()
     return find_environment(name) or open_toolkit(name)
@@ -50,7 +55,7 @@ def toolkit_of(name: str) -> AnyToolkit:
 async def open_label_judge(
     config: LabelJudgeConfig | None, stack: contextlib.AsyncExitStack
 ) -> LabelJudge | None:
-    """The judge of a recipe; None without one. Raises as `open_judges`."""
+    """Open the judge of a recipe; None without one. Raises the errors of `open_judges`."""
     if config is None:
         return None
     [model] = await open_judges([config.model()], stack)
@@ -66,35 +71,39 @@ class Environments:
         self._graders = all_graders()
 
     def open(self, prompt: Prompt) -> Environment | None:
-        """The environment of one completion; None: nothing runs its calls."""
+        """Open the environment of one completion; None if nothing runs its calls."""
         name = prompt.environment
         return None if name is None else toolkit_of(name).open(prompt)
 
     def verifier(self, prompt: Prompt) -> Verifier:
-        """What scores a prompt's completions. Raises ConfigError: it names nothing that there is,
-        or needs a judge and there is none."""
+        """Verifier that scores a prompt's completions.
+
+        Raises:
+            ConfigError: its grader or environment is unknown, or needs a judge and has none.
+        """
         key = (prompt.grader, prompt.environment)
         if key not in self._verifiers:
-            self._verifiers[key] = self._make(prompt)
+            self._verifiers[key] = self._make_verifier(prompt)
         return self._verifiers[key]
 
-    def _make(self, prompt: Prompt) -> Verifier:
-        grader, name = prompt.grader, prompt.environment
-        if grader != BY_ENVIRONMENT:
-            name = grader
-            if grader in self._graders:
-                return GraderVerifier(str(grader), self._graders[grader])
-        elif (environment := find_environment(str(name), self._judge)) is not None:
+    def _make_verifier(self, prompt: Prompt) -> Verifier:
+        if prompt.grader == BY_ENVIRONMENT:
+            name = prompt.environment
+            environment = find_environment(str(name), self._judge)
             if isinstance(environment, JudgedEnvironment) and self._judge is None:
                 raise ConfigError(f"environment {name!r} needs a judge model: set judge:")
-            return environment
-        known = nearest(str(name), (*ENVIRONMENTS, *self._graders))
-        raise ConfigError(
-            f"prompt {prompt.id!r}: there is no grader or environment {name!r}{known}"
-        )
+            if environment is not None:
+                return environment
+        else:
+            name = prompt.grader
+            if name in self._graders:
+                return GraderVerifier(str(name), self._graders[name])
+        hint = nearest(str(name), (*ENVIRONMENTS, *self._graders))
+        raise ConfigError(f"prompt {prompt.id!r}: there is no grader or environment {name!r}{hint}")
 
 
-def _environment(name: str, judge: LabelJudge | None) -> RLVREnvironment:
+def _require_environment(name: str, judge: LabelJudge | None) -> RLVREnvironment:
+    """Find an RLVR environment. Raises ConfigError if there is none of that name."""
     environment = find_environment(name, judge)
     if environment is None:
         raise ConfigError(f"there is no environment {name!r}{nearest(name, (*ENVIRONMENTS,))}")
@@ -102,62 +111,77 @@ def _environment(name: str, judge: LabelJudge | None) -> RLVREnvironment:
 
 
 class EnvironmentGrader:
-    """Grades by the RLVR environment that each prompt names. Not from inside an event loop.
+    """Grader that asks the RLVR environment of each prompt; not for use inside an event loop.
 
     Args:
-        judge: the model of environments that need one; None: the answers in `labels` are given.
-        labels: the journal of a judge's answers; None: there is no judge.
+        judge: model for environments that need one; None: its answers are read from `labels`.
+        labels: journal of a judge's answers; None: there is no judge.
     """
 
     def __init__(self, judge: LabelJudgeConfig | None = None, labels: Path | None = None) -> None:
-        self._judge, self._labels = judge, labels
+        self._judge = judge
+        self._labels = labels
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """As `Grader.refuse`: the gold is replayed, and has to pass, where no judge is needed."""
+        """See `Grader.refuse`: the gold is replayed, and has to pass, unless a judge is needed."""
 
-        async def refusal(prompt: Prompt) -> str | None:
-            environment = _environment(str(prompt.environment), None)
-            judged = isinstance(environment, JudgedEnvironment)
-            return None if judged else await unusable(environment, prompt)
+        async def refuse_one(prompt: Prompt) -> str | None:
+            environment = _require_environment(str(prompt.environment), None)
+            if isinstance(environment, JudgedEnvironment):
+                return None
+            return await unusable(environment, prompt)
 
-        async def every() -> list[str | None]:
-            return await asyncio.gather(*map(refusal, prompts))
+        async def refuse_all() -> list[str | None]:
+            return await asyncio.gather(*map(refuse_one, prompts))
 
-        return asyncio.run(every())
+        return asyncio.run(refuse_all())
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """As `Grader.grade`."""
+        """See `Grader.grade`."""
         return asyncio.run(self._grade(attempts))
 
     async def _grade(self, attempts: Sequence[Attempt]) -> list[Score]:
         names = dict.fromkeys(str(attempt.prompt.environment) for attempt in attempts)
-        judged = any(isinstance(_environment(name, None), JudgedEnvironment) for name in names)
-        async with contextlib.AsyncExitStack() as stack:  # the judge's connections: of this loop
-            judge = await self._journaled(self._labels, stack) if judged and self._labels else None
-            made = {name: _environment(name, judge) for name in names}
+        needs_judge = any(
+            isinstance(_require_environment(name, None), JudgedEnvironment) for name in names
+        )
+        # the judge's connections belong to this event loop
+        async with contextlib.AsyncExitStack() as stack:
+            judge = None
+            if needs_judge and self._labels:
+                judge = await self._open_journaled_judge(self._labels, stack)
+            environments = {name: _require_environment(name, judge) for name in names}
             scores: dict[int, Score] = {}
 
-            async def verify(place: int, prompt: Prompt, completion: Completion) -> None:
-                scores[place] = await made[str(prompt.environment)].verify(prompt, completion)
+            async def verify(index: int, prompt: Prompt, completion: Completion) -> None:
+                environment = environments[str(prompt.environment)]
+                scores[index] = await environment.verify(prompt, completion)
 
-            # none outlives the judge's connections
+            # no verification may outlive the judge's connections
             await gather_or_cancel(
-                verify(k, a.prompt, a.completion) for k, a in enumerate(attempts)
+                verify(index, attempt.prompt, attempt.completion)
+                for index, attempt in enumerate(attempts)
             )
-            return [scores[k] for k in range(len(attempts))]
+            return [scores[index] for index in range(len(attempts))]
 
-    async def _journaled(self, labels: Path, stack: contextlib.AsyncExitStack) -> LabelJudge:
-        """The judge, whose answers are kept; without a model, the answers that were."""
-        settings = labels.with_suffix(".json")  # all else that its requests depend on
+    async def _open_journaled_judge(
+        self, labels: Path, stack: contextlib.AsyncExitStack
+    ) -> LabelJudge:
+        """Open the judge and store its answers; without a model, replay the stored ones."""
+        settings_path = labels.with_suffix(".json")
         if self._judge is None:
-            kept = json.loads(settings.read_text("utf-8"))
-            sampler, sampling = JournaledSampler(None, labels), JudgeSampling(**kept["sampling"])
-            tokens = tuple(kept["tokens"])
-            model = JudgeSampler(sampler, "message", thinking=kept["thinking"], tokens=tokens)
-            return LabelJudge(model, sampling=sampling, retries=kept["retries"])
+            settings = json.loads(settings_path.read_text("utf-8"))
+            model = JudgeSampler(
+                JournaledSampler(None, labels),
+                "message",
+                thinking=settings["thinking"],
+                tokens=tuple(settings["tokens"]),
+            )
+            sampling = JudgeSampling(**settings["sampling"])
+            return LabelJudge(model, sampling=sampling, retries=settings["retries"])
         [model] = await open_judges([self._judge.model()], stack)
-        kept = self._judge.model_dump(mode="json", include={*_KEPT})
-        atomic_write_json(settings, kept | {"tokens": model.tokens})
+        settings = self._judge.model_dump(mode="json", include=set(_STORED_SETTINGS))
+        atomic_write_json(settings_path, settings | {"tokens": model.tokens})
         model = replace(model, sampler=JournaledSampler(model.sampler, labels))
         return LabelJudge(model, sampling=self._judge.sampling, retries=self._judge.retries)
 
@@ -165,10 +189,14 @@ class EnvironmentGrader:
 def all_graders(
     judge: LabelJudgeConfig | None = None, labels: Path | None = None
 ) -> dict[str, Grader]:
-    """Grader by name; one that needs worker processes starts them when it is first used."""
-    made: dict[str, Grader] = {name: make() for name, make in GRADERS.items()}
-    made[TINY_WORLD] = TINY_WORLD_GRADER
+    """Graders by name; one that needs worker processes starts them when it is first used.
+
+    Args:
+        judge, labels: see `EnvironmentGrader`.
+    """
+    text_graders: dict[str, Grader] = {name: make_grader() for name, make_grader in GRADERS.items()}
+    text_graders[TINY_WORLD] = TINY_WORLD_GRADER
     graders: dict[str, Grader] = {BY_ENVIRONMENT: EnvironmentGrader(judge, labels)}
-    for name, grader in made.items():
+    for name, grader in text_graders.items():
         graders[name] = GuardedGrader(name, grader)
     return graders

@@ -1,5 +1,6 @@
-"""Prompts and training records in prompt templates: all for evaluation, one for training. Question
-and right answer stay the same; only the words around them change.
+"""Prompts and training records in prompt templates: all for evaluation, one for training.
+
+Question and right answer stay the same; only the words around them change.
 """
 
 from __future__ import annotations
@@ -17,58 +18,71 @@ from posttrain.records import Example, with_messages
 from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
 from reward.graders.base import Attempt, Grader
 
-SHORT = 80  # characters of a reply that is a bare answer
+LONGEST_BARE_ANSWER = 80  # characters, ours
 
 
 def in_templates(
     prompt: Prompt, question: str | None, source: AnySource, *, seed: int
 ) -> list[Prompt]:
-    """The prompt in every template of its source; or in one, or as it is, where it augments.
+    """Put a prompt in all templates of its source; a source that augments gives one, or none.
 
-    Without a `question` the last user message is the question.
+    Args:
+        question: question without the text around it; None: the whole last user message.
     """
     if source.templates is not None:
-        return [_templated(prompt, question, template) for template in source.templates]
+        return [_fill_template(prompt, question, template) for template in source.templates]
     augment = source.augment
     if augment is None or unit(seed, "augment", prompt.task) >= augment.share:
         return [prompt]
-    place = key64(seed, "template", prompt.task) % len(augment.templates)
-    return [_templated(prompt, question, augment.templates[place])]
+    template_index = key64(seed, "template", prompt.task) % len(augment.templates)
+    return [_fill_template(prompt, question, augment.templates[template_index])]
 
 
-def _templated(prompt: Prompt, question: str | None, template: PromptTemplate) -> Prompt:
-    last = max(i for i, message in enumerate(prompt.messages) if message.role == "user")
-    own = prompt.messages[last]
+def _fill_template(prompt: Prompt, question: str | None, template: PromptTemplate) -> Prompt:
+    """Prompt whose last user message is the question in the template's words."""
+    user_indices = [i for i, message in enumerate(prompt.messages) if message.role == "user"]
+    user_message = prompt.messages[user_indices[-1]]
     options = json.loads(prompt.metadata)["options"] if template.shows_options else {}
-    text = fill(template.text, own.content if question is None else question, options)
+    if question is None:
+        question = user_message.content
     messages = [*prompt.messages]
-    messages[last] = replace(own, content=text)
-    name = f"{prompt.id}/{template.name}"
-    return replace(prompt, id=name, template=template.name, messages=tuple(messages))
+    text = fill(template.text, question, options)
+    messages[user_indices[-1]] = replace(user_message, content=text)
+    return replace(
+        prompt,
+        id=f"{prompt.id}/{template.name}",
+        template=template.name,
+        messages=tuple(messages),
+    )
 
 
 def templates_refused(
     prompts: Sequence[Prompt], templates: Sequence[PromptTemplate], grader: Grader
 ) -> list[str | None]:
-    """Per prompt: why its gold, written as its template requests, does not get the full mark.
+    """Reason, for each prompt, why its gold in its template's answer format is not graded right.
 
-    An answer format that the grader cannot read would pass for a model's sensitivity.
+    None: it is graded right, or the template asks for no format. An answer format that the grader
+    cannot read would pass for a model's sensitivity to prompts.
     """
-    answers = {template.name: template.answer for template in templates}
-    written = {
-        k: Attempt(p, _reply(p, answer.replace("{answer}", p.gold)))
-        for k, p in enumerate(prompts)
-        if p.gold is not None and (answer := answers.get(p.template or "")) is not None
-    }
+    answer_formats = {template.name: template.answer for template in templates}
+    attempts: dict[int, Attempt] = {}
+    for index, prompt in enumerate(prompts):
+        answer_format = answer_formats.get(prompt.template or "")
+        if prompt.gold is None or answer_format is None:
+            continue
+        reply = _completion_with_answer(prompt, answer_format.replace("{answer}", prompt.gold))
+        attempts[index] = Attempt(prompt, reply)
     problems: list[str | None] = [None] * len(prompts)
-    scores = grader.grade([*written.values()]) if written else []
-    for k, score in zip(written, scores, strict=True):
+    scores = grader.grade([*attempts.values()]) if attempts else []
+    for index, score in zip(attempts, scores, strict=True):
         if score.value != 1.0:
-            problems[k] = f"template_refused: {prompts[k].template}: {score.explanation}"
+            template_name = prompts[index].template
+            problems[index] = f"template_refused: {template_name}: {score.explanation}"
     return problems
 
 
-def _reply(prompt: Prompt, text: str) -> Completion:
+def _completion_with_answer(prompt: Prompt, text: str) -> Completion:
+    """Completion as if a model had answered with this text alone."""
     parsed = ParsedCompletion(
         reasoning=None, answer=text, tool_calls=(), problems=(), finished=True
     )
@@ -77,47 +91,59 @@ def _reply(prompt: Prompt, text: str) -> Completion:
 
 
 def augmented(example: Example, augment: SftAugment, *, seed: int) -> tuple[Example, str]:
-    """The record in a template and the template's name; else the record and why it stays.
+    """Put a training record in a template. Returns the record and the template's name.
 
-    A reply that is a bare answer is written as the template requests it; one that already gives its
-    answer in some format stays word for word, and takes the templates that request this format.
+    A record that stays as it is comes with the reason in place of a name. A reply that is a bare
+    answer is written as the template requests it; one that already gives its answer in some format
+    stays word for word, and takes the templates that request this format.
     """
     if unit(seed, "augment", example.id) >= augment.share:
         return example, "not_chosen"
     messages = [*example.messages]
-    users = [i for i, message in enumerate(messages) if message.role == "user"]
+    user_indices = [i for i, message in enumerate(messages) if message.role == "user"]
     reply = messages[-1]
-    if len(users) != 1 or reply.role != "assistant" or reply.tool_calls:
+    if len(user_indices) != 1 or reply.role != "assistant" or reply.tool_calls:
         return example, "several_turns"
-    asked = messages[users[0]].content
-    found = re.fullmatch(augment.question or r"(?s)(?P<question>.*)", asked)
-    if found is None:
+    user_message = messages[user_indices[0]]
+    question_pattern = augment.question or r"(?s)(?P<question>.*)"
+    question_match = re.fullmatch(question_pattern, user_message.content)
+    if question_match is None:
         return example, "no_question"
-    bare = _is_bare(reply.content, augment.templates)
-    fitting = [one for one in augment.templates if bare or _fits(reply.content, one)]
-    if not fitting:
+    is_bare = _is_bare_answer(reply.content, augment.templates)
+    usable_templates: list[PromptTemplate] = []
+    for template in augment.templates:
+        if is_bare or _has_format(reply.content, template):
+            usable_templates.append(template)
+    if not usable_templates:
         return example, "answer_format"
-    template = fitting[key64(seed, "template", example.id) % len(fitting)]
-    parts = found.groupdict()  # the options as the row lists them
-    text = PLACEHOLDER.sub(lambda place: parts.get(place[1]) or place[0], template.text)
-    messages[users[0]] = replace(messages[users[0]], content=text)
-    if bare and template.answer is not None:
+    template = usable_templates[key64(seed, "template", example.id) % len(usable_templates)]
+    # named groups of the pattern: the question, and the options as the row lists them
+    parts = question_match.groupdict()
+    text = PLACEHOLDER.sub(
+        lambda placeholder: parts.get(placeholder[1]) or placeholder[0], template.text
+    )
+    messages[user_indices[0]] = replace(user_message, content=text)
+    if is_bare and template.answer is not None:
         answer = template.answer.replace("{answer}", reply.content.strip())
         messages[-1] = replace(reply, content=answer)
     return with_messages(example, messages), template.name
 
 
-def _mark(template: PromptTemplate) -> str:
-    """What stands before an answer in the template's format."""
+def _answer_mark(template: PromptTemplate) -> str:
+    """Text before an answer in the template's format: "The answer is "; "" without a format."""
     return (template.answer or "").partition("{answer}")[0]
 
 
-def _is_bare(reply: str, templates: Sequence[PromptTemplate]) -> bool:
+def _is_bare_answer(reply: str, templates: Sequence[PromptTemplate]) -> bool:
+    """True if a reply is one short line in none of the templates' formats."""
     text = reply.strip()
-    marked = any((mark := _mark(one)) and mark in text for one in templates)
-    return bool(text) and len(text) <= SHORT and "\n" not in text and not marked
+    if not text or len(text) > LONGEST_BARE_ANSWER or "\n" in text:
+        return False
+    marks = [_answer_mark(template) for template in templates]
+    return not any(mark in text for mark in marks if mark)
 
 
-def _fits(reply: str, template: PromptTemplate) -> bool:
-    mark = _mark(template)
+def _has_format(reply: str, template: PromptTemplate) -> bool:
+    """True if a reply gives its answer in the template's format, or the template has none."""
+    mark = _answer_mark(template)
     return template.answer is None or (bool(mark) and mark in reply)

@@ -1,9 +1,9 @@
-"""Jobs in this process, on several processes, or on Ray: results as they come, and a clear end.
+"""Executors of jobs: in this process, on several processes, or on Ray.
 
-A job is an object that can be sent, with `run(state, on_progress)`; workers make their state
-themselves. Of several jobs that fail, the first in order is the one reported. `RayPool` runs the
-same jobs as a Ray Data pipeline on the cluster that `RAY_ADDRESS` names, or on a Ray of its own
-(extra `ray`); all machines see one disk. Ray does a job again whose actor died.
+A job is an object that can be pickled, with `run(state, on_progress)`; workers make their state
+themselves. Results come as jobs end. If several jobs fail, the first in order is the one reported.
+`RayPool` runs the same jobs as a Ray Data pipeline, on the cluster that `RAY_ADDRESS` names or on a
+Ray of its own (extra `ray`); all machines must see one disk. Ray repeats a job whose actor died.
 """
 
 from __future__ import annotations
@@ -29,55 +29,69 @@ OnProgress = Callable[[int], None]
 
 
 class WorkerError(PosttrainError):
-    """A worker process that ended without a word."""
+    """Worker process that ended without a message."""
 
 
 class Job(Protocol):
-    """Something to do in whatever process; it can be sent, and so can its result."""
+    """Piece of work for any process; it can be pickled, and so can its result."""
 
     def run(self, state: Any, on_progress: OnProgress) -> Any:
-        """Do it; `on_progress` is called with the number of rows handled since its last call."""
+        """Do the work.
+
+        Args:
+            state: state that the worker made.
+            on_progress: called with the number of rows handled since its last call.
+        """
         ...
 
     def describe(self) -> str:
-        """For messages."""
+        """Name of the job in messages."""
         ...
 
 
 class Executor(Protocol):
-    """Runs jobs."""
+    """Runner of jobs."""
 
     def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Iterator[tuple[int, Any]]:
-        """The position of each job and its result, in the order in which they end."""
+        """Yield the position of each job and its result, in the order in which they end."""
         ...
 
 
 class Serial:
-    """Runs jobs one after the other in this process."""
+    """Executor that runs jobs one after the other in this process."""
 
     def __init__(self, state: Any) -> None:
         self._state = state
 
     def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Iterator[tuple[int, Any]]:
-        """As `Executor.run`."""
+        """See `Executor.run`."""
         for number, job in enumerate(jobs):
             yield number, job.run(self._state, on_progress)
 
 
 class _Worker:
+    """Process that runs one job at a time.
+
+    Attributes:
+        connection: our end of the pipe to it.
+        number: position of its job; None while it has none.
+    """
+
     def __init__(self, make_state: Callable[[], Any]) -> None:
         context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process: SpawnProcess = context.Process(target=_serve, args=(theirs, make_state))
-        # what is blocked stays blocked in a child: Ctrl-C is the parent's to answer, also while a
-        # worker is still importing. The tracker comes first, since its start unblocks Ctrl-C
+        self.connection, child_connection = context.Pipe()
+        self.process: SpawnProcess = context.Process(
+            target=_serve, args=(child_connection, make_state)
+        )
+        # a child inherits blocked signals: the parent alone answers Ctrl-C, also while a worker is
+        # still importing. The tracker is started first, since its start unblocks Ctrl-C
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        theirs.close()
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
+        child_connection.close()
         self.number: int | None = None
 
     def end(self) -> None:
@@ -87,14 +101,15 @@ class _Worker:
 
 
 class ProcessPool(contextlib.AbstractContextManager["ProcessPool"]):
-    """Runs jobs on `workers` processes, started when the first jobs come.
+    """Executor on several processes, which are started when the first jobs come.
 
     Raises:
         WorkerError: a worker died, for instance for want of memory.
     """
 
     def __init__(self, make_state: Callable[[], Any], workers: int) -> None:
-        self._make_state, self._most = make_state, workers
+        self._make_state = make_state
+        self._max_workers = workers
         self._workers: list[_Worker] = []
 
     def __exit__(self, *_: object) -> None:
@@ -103,32 +118,40 @@ class ProcessPool(contextlib.AbstractContextManager["ProcessPool"]):
         self._workers = []
 
     def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Iterator[tuple[int, Any]]:
-        """As `Executor.run`."""
-        while len(self._workers) < min(self._most, len(jobs)):
+        """See `Executor.run`."""
+        while len(self._workers) < min(self._max_workers, len(jobs)):
             self._workers.append(_Worker(self._make_state))
-        waiting = iter(enumerate(jobs))
-        failed: dict[int, BaseException] = {}
+        waiting_jobs = iter(enumerate(jobs))
+        errors_by_job: dict[int, BaseException] = {}
         for worker in self._workers:
-            _give_next(worker, waiting)
-        while busy := [w for w in self._workers if _matters(w, failed)]:
-            speaking = wait([worker.connection for worker in busy])
-            for worker in (w for w in busy if w.connection in speaking):
-                kind, *content = self._receive(worker, jobs)
+            _send_next_job(worker, waiting_jobs)
+        while awaited := [w for w in self._workers if _is_awaited(w, errors_by_job)]:
+            ready_connections = wait([worker.connection for worker in awaited])
+            for worker in awaited:
+                if worker.connection not in ready_connections:
+                    continue
+                kind, content = self._receive(worker, jobs)
                 if kind == "rows":
-                    on_progress(content[0])
+                    on_progress(content)
                     continue
-                number, worker.number = worker.number, None
+                number = worker.number
                 assert number is not None
+                worker.number = None
                 if kind == "failed":
-                    failed[number] = content[0]
-                    waiting = iter(())
+                    errors_by_job[number] = content
+                    waiting_jobs = iter(())
                     continue
-                _give_next(worker, waiting)
-                yield number, content[0]
-        if failed:
-            raise failed[min(failed)]
+                _send_next_job(worker, waiting_jobs)
+                yield number, content
+        if errors_by_job:
+            raise errors_by_job[min(errors_by_job)]
 
-    def _receive(self, worker: _Worker, jobs: Sequence[Job]) -> tuple[Any, ...]:
+    def _receive(self, worker: _Worker, jobs: Sequence[Job]) -> tuple[str, Any]:
+        """Receive a worker's message: "rows", "done" or "failed", and its content.
+
+        Raises:
+            WorkerError: the worker is dead.
+        """
         try:
             return worker.connection.recv()
         except (EOFError, OSError):
@@ -143,20 +166,25 @@ class ProcessPool(contextlib.AbstractContextManager["ProcessPool"]):
             ) from None
 
 
-def _matters(worker: _Worker, failed: dict[int, BaseException]) -> bool:
-    """Whether to wait for a worker: after a failure, only for those with an earlier job."""
-    return worker.number is not None and (not failed or worker.number < min(failed))
+def _is_awaited(worker: _Worker, errors_by_job: dict[int, BaseException]) -> bool:
+    """True if a worker has a job; after a failure, only if that job comes before the failed one."""
+    if worker.number is None:
+        return False
+    return not errors_by_job or worker.number < min(errors_by_job)
 
 
-def _give_next(worker: _Worker, waiting: Iterator[tuple[int, Job]]) -> None:
-    if (found := next(waiting, None)) is not None:
-        worker.number, job = found
-        with contextlib.suppress(BrokenPipeError):  # it is dead; `_receive` finds out
-            worker.connection.send(job)
+def _send_next_job(worker: _Worker, waiting_jobs: Iterator[tuple[int, Job]]) -> None:
+    """Send the next waiting job to a worker, if there is one."""
+    numbered_job = next(waiting_jobs, None)
+    if numbered_job is None:
+        return
+    worker.number, job = numbered_job
+    with contextlib.suppress(BrokenPipeError):  # the worker is dead, which `_receive` reports
+        worker.connection.send(job)
 
 
 def _serve(connection: Connection, make_state: Callable[[], Any]) -> None:
-    """A worker's life."""
+    """Main loop of a worker process: receive a job, run it, send its result or its error."""
     state: Any = None
 
     def on_progress(rows: int) -> None:
@@ -169,21 +197,23 @@ def _serve(connection: Connection, make_state: Callable[[], Any]) -> None:
             return
         try:
             state = state or make_state()
-            answer = ("done", job.run(state, on_progress))
+            message = ("done", job.run(state, on_progress))
         except Exception as error:  # noqa: BLE001 - whatever it is, the parent raises it
-            answer = ("failed", sendable(error))
-        _send(connection, answer)
+            message = ("failed", sendable(error))
+        _send(connection, message)
 
 
-def _send(connection: Connection, message: tuple[Any, ...]) -> None:
+def _send(connection: Connection, message: tuple[str, Any]) -> None:
+    """Send a message to the parent; end this process if the parent is gone."""
     try:
         connection.send(message)
     except (BrokenPipeError, ConnectionResetError):
-        os._exit(1)  # the parent is gone: nobody waits for this, and another may have its place
+        # nobody waits for the result, and another process may be doing the same job by now
+        os._exit(1)
 
 
 def sendable(error: Exception) -> Exception:
-    """The user's mistakes as they are; of anything else the whole story, as text."""
+    """Error that can be pickled: ours as it is, any other as a RuntimeError with its traceback."""
     if isinstance(error, PosttrainError):
         return type(error)(str(error))
     return RuntimeError("".join(traceback.format_exception(error)))
@@ -193,7 +223,11 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 class RayPool:
-    """Runs jobs on `workers` actors of one core each. Raises ConfigError: Ray is not installed."""
+    """Executor on Ray actors of one core each.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
 
     def __init__(self, make_state: Callable[[], Any], workers: int) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -204,13 +238,15 @@ class RayPool:
             raise ConfigError(
                 "executor: ray needs the extra of this name: pip install 'posttrain[ray]'"
             ) from error
-        self._ray, self._make_state, self._workers = ray, make_state, workers
+        self._ray = ray
+        self._make_state = make_state
+        self._workers = workers
         self._started = False
 
     def __enter__(self) -> Self:
         if not self._ray.is_initialized():
             path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-            # an embedded Ray has as many cores as it is given workers, and one to distribute
+            # a Ray of our own has a core for each worker, and one that distributes the jobs
             cores = None if "RAY_ADDRESS" in os.environ else self._workers + 1
             self._ray.init(
                 num_cpus=cores,
@@ -227,20 +263,20 @@ class RayPool:
             self._ray.shutdown()
 
     def run(self, jobs: Sequence[Job], on_progress: OnProgress) -> Iterator[tuple[int, Any]]:
-        """As `Executor.run`, but for results, which stay where they were made."""
+        """See `Executor.run`; results stay on their machine, and None comes instead."""
         if not jobs:
             return
         data = self._ray.data
         data.DataContext.get_current().enable_progress_bars = False
-        logging.getLogger("ray.data").setLevel(logging.WARNING)  # how far it is, is ours to show
+        logging.getLogger("ray.data").setLevel(logging.WARNING)  # progress is shown by us
         actors = min(self._workers, len(jobs))
-        done = data.range(len(jobs), override_num_blocks=len(jobs)).map(
+        results = data.range(len(jobs), override_num_blocks=len(jobs)).map(
             _Actor,
             fn_constructor_args=(self._make_state, list(jobs)),
             compute=data.ActorPoolStrategy(size=actors),
             num_cpus=1,
         )
-        for row in done.iter_rows():
+        for row in results.iter_rows():
             if row["error"]:
                 raise getattr(errors, row["error"], RuntimeError)(row["message"])
             on_progress(row["rows_read"])
@@ -251,14 +287,22 @@ class _Actor:
     """Ray actor that runs the job with a given index."""
 
     def __init__(self, make_state: Callable[[], Any], jobs: Sequence[Job]) -> None:
-        self._state, self._jobs = make_state(), jobs
+        self._state = make_state()
+        self._jobs = jobs
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         rows_read: list[int] = []
-        error, message = "", ""
+        error_name = ""
+        message = ""
         try:
             self._jobs[row["id"]].run(self._state, rows_read.append)
-        except Exception as found:  # noqa: BLE001 - Ray would wrap it; whoever asked raises it
-            made = sendable(found)
-            error, message = type(made).__name__, str(made)
-        return {"id": row["id"], "rows_read": sum(rows_read), "error": error, "message": message}
+        except Exception as error:  # noqa: BLE001 - Ray would wrap it; `run` raises it
+            sent_error = sendable(error)
+            error_name = type(sent_error).__name__
+            message = str(sent_error)
+        return {
+            "id": row["id"],
+            "rows_read": sum(rows_read),
+            "error": error_name,
+            "message": message,
+        }

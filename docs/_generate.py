@@ -4,7 +4,9 @@
     reference/stages/sft.md    what `posttrain sft --help` prints
 
 A hook of mkdocs (https://www.mkdocs.org/user-guide/configuration/#hooks). Nothing that it writes is
-committed.
+committed, but for a page that is read in the repository too and that this file writes as a command:
+
+    python docs/_generate.py     evidence/what-ran.md, from the lines "*Ran: …*" of the evidence
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 ROOT = Path(__file__).resolve().parents[1]
+WHAT_RAN = ROOT / "docs" / "evidence" / "what-ran.md"
+PLACES = ("tiny world", "real data", "several processes", "real server", "GPU")
+_SECTION = re.compile(r"^## (.+)\n\n\*Ran: (.+?)\.\*$", re.MULTILINE)
 
 
 def pages() -> dict[str, str]:
@@ -72,6 +77,47 @@ def page(stage: str, docstring: str, schema: type[BaseModel]) -> str:
     return "\n".join(lines)
 
 
+def what_ran(evidence: str) -> str:
+    """A table of the stages by where they ran, with links to the sections of the evidence.
+
+    Args:
+        evidence: Markdown whose sections may begin with "*Ran: STAGE, … on PLACE, …; ….*".
+
+    Raises:
+        ValueError: a stage or place that there is not.
+    """
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+
+    from scripts.__main__ import STAGES
+
+    sections: dict[tuple[str, str], list[str]] = {}
+    for title, ran in _SECTION.findall(evidence):
+        anchor = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+        for clause in ran.split("; "):
+            stages, _, places = clause.partition(" on ")
+            for stage in stages.split(", "):
+                for place in places.split(", "):
+                    if stage not in STAGES or place not in PLACES:
+                        raise ValueError(f"{title}: no stage {stage!r} or no place {place!r}")
+                    links = sections.setdefault((stage, place), [])
+                    links.append(f"[{title}](benchmarks.md#{anchor})")
+    lines = [
+        "# What was run where",
+        "",
+        "Every stage, with the sections of the [evidence](benchmarks.md) in which it ran. All is",
+        "tested besides.",
+        '"Real data" are rows, tokenizers or models of others on a CPU; – stands for nothing yet.',
+        "",
+        f"| | {' | '.join(PLACES)} |",
+        "|---" * (len(PLACES) + 1) + "|",
+    ]
+    for stage in STAGES:
+        cells = ["<br>".join(sections.get((stage, place), ["–"])) for place in PLACES]
+        lines.append(f"| `{stage}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
 def escaped(text: str) -> str:
     """Text as Markdown: outside code, angle brackets are no tags."""
     return re.sub(r"`[^`]*`|[<>&]", lambda m: m[0] if m[0][0] == "`" else html.escape(m[0]), text)
@@ -90,3 +136,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, text in pages().items():
         files.append(File.generated(config, path, content=text))
     return files
+
+
+if __name__ == "__main__":
+    evidence_page = WHAT_RAN.with_name("benchmarks.md")
+    WHAT_RAN.write_text(what_ran(evidence_page.read_text("utf-8")), "utf-8")

@@ -18,11 +18,11 @@ from typing import Any
 
 from posttrain.errors import TrainingError
 from posttrain.group_rewards import Credit, Failure, Group, GroupRewards
-from posttrain.rollouts import Completion
+from posttrain.rollouts import Completion, Prompt
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.training.rl.distillation import advantages_of_rollouts
 
-RolloutKey = tuple[int, int]  # position of a group in its call, index of a rollout in it
+RolloutPlace = tuple[int, int]  # position of a group in its call, index of a rollout in it
 
 
 class DistillationReward:
@@ -45,6 +45,9 @@ class DistillationReward:
         self._teacher_of = teacher_of
         self._max_failure_rate = max_failure_rate
         self._policy: Scorer | None = None
+        # tasks of rollouts that are not rewarded yet, by the identity of the completion, which each
+        # task holds
+        self._scoring_tasks: dict[int, asyncio.Task[list[ScoreOutput]]] = {}
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -54,8 +57,23 @@ class DistillationReward:
     def use_policy(self, policy: Scorer) -> None:
         self._policy = policy
 
+    def begin(self, prompt: Prompt, completion: Completion) -> None:
+        """Start to score a rollout with a teacher behind a server.
+
+        A teacher in this process scores all rollouts together.
+        """
+        teacher = self._teachers[self._teacher_of[prompt.source]]
+        if (
+            teacher.batched
+            or completion.finish == "failed"
+            or id(completion) in self._scoring_tasks
+        ):
+            return
+        scoring = teacher.score([score_request(completion)])
+        self._scoring_tasks[id(completion)] = asyncio.ensure_future(scoring)
+
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        keys_of_teacher: dict[str, list[RolloutKey]] = {}
+        keys_of_teacher: dict[str, list[RolloutPlace]] = {}
         for position, group in enumerate(groups):
             teacher = self._teacher_of[group.prompt.source]
             for index, completion in enumerate(group.completions):
@@ -67,7 +85,7 @@ class DistillationReward:
                 for name, keys in keys_of_teacher.items()
             )
         )
-        credits: dict[RolloutKey, Credit | Failure] = {}
+        credits: dict[RolloutPlace, Credit | Failure] = {}
         for credits_of_teacher in credits_by_teacher:
             credits |= credits_of_teacher
         return [
@@ -86,8 +104,8 @@ class DistillationReward:
         )
 
     async def _score_with_teacher(
-        self, name: str, groups: Sequence[Group], keys: Sequence[RolloutKey]
-    ) -> dict[RolloutKey, Credit | Failure]:
+        self, name: str, groups: Sequence[Group], keys: Sequence[RolloutPlace]
+    ) -> dict[RolloutPlace, Credit | Failure]:
         """Score a teacher's rollouts: the advantage of each token, or the failure of a rollout.
 
         Teacher and policy get the same batch: where their weights are equal, every difference is
@@ -96,9 +114,9 @@ class DistillationReward:
         assert self._policy is not None, "the trainer hands over its policy first"
         requests = [score_request(groups[group].completions[index]) for group, index in keys]
         teacher_outputs, policy_outputs = await asyncio.gather(
-            self._teachers[name].score(requests), self._policy.score(requests)
+            self._teacher_scores(name, groups, keys), self._policy.score(requests)
         )
-        credits: dict[RolloutKey, Credit | Failure] = {}
+        credits: dict[RolloutPlace, Credit | Failure] = {}
         scored: list[int] = []
         for number, (key, request) in enumerate(zip(keys, requests, strict=True)):
             problem = _scoring_problem(teacher_outputs[number], request)
@@ -115,8 +133,21 @@ class DistillationReward:
             credits[keys[number]] = token_advantages
         return credits
 
+    async def _teacher_scores(
+        self, name: str, groups: Sequence[Group], keys: Sequence[RolloutPlace]
+    ) -> list[ScoreOutput]:
+        """Scores of a teacher's rollouts, in order; those of a server may have begun."""
+        teacher = self._teachers[name]
+        completions = [groups[group].completions[index] for group, index in keys]
+        if teacher.batched:
+            return await teacher.score([score_request(completion) for completion in completions])
+        for (group, _), completion in zip(keys, completions, strict=True):
+            self.begin(groups[group].prompt, completion)
+        scoring = [self._scoring_tasks.pop(id(completion)) for completion in completions]
+        return [output for [output] in await asyncio.gather(*scoring)]
+
     def _group_rewards(
-        self, position: int, group: Group, credits: Mapping[RolloutKey, Credit | Failure]
+        self, position: int, group: Group, credits: Mapping[RolloutPlace, Credit | Failure]
     ) -> GroupRewards:
         rewards: list[Credit] = []
         reverse_kls: list[float | None] = []

@@ -162,7 +162,6 @@ def _bonus_of_shortest(
 
 
 Column = tuple[float | None, ...]
-PENALTY_UNITS = 100  # tokens or characters for which `absolute_penalty` is subtracted once
 
 
 def with_lengths(
@@ -183,28 +182,15 @@ def with_lengths(
         answer_lengths,
         truncated=[completion.truncated for completion in completions],
         style_densities=densities,
-        **config.model_dump(exclude={"unit", "absolute_penalty"}),
+        **config.model_dump(exclude={"unit"}),
     )
-    rewards: list[float | None] = []
-    penalties: list[float | None] = []
-    for i, reward in enumerate(adjusted.rewards):
-        if reward is None:
-            rewards.append(None)
-            penalties.append(None)
-            continue
-        length = reasoning_lengths[i] + answer_lengths[i]
-        penalty = -config.absolute_penalty * length / PENALTY_UNITS
-        rewards.append(reward + penalty)
-        penalties.append(penalty)
     parts: dict[str, Column] = {"base": tuple(base)}
     parts |= {name: tuple(values) for name, values in adjusted.parts.items()}
     if not config.style_coefficient:
         del parts["style"]
-    if config.absolute_penalty:
-        parts["absolute_penalty"] = tuple(penalties)
     parts["reasoning_tokens"] = tuple(float(c.reasoning_tokens) for c in completions)
     parts["answer_tokens"] = tuple(float(c.answer_tokens) for c in completions)
-    return tuple(rewards), parts
+    return tuple(adjusted.rewards), parts
 
 
 def _measure_lengths(

@@ -1,11 +1,11 @@
-"""Evaluation files → the texts that must not be trained on, each with its place and its options."""
+"""Evaluation files → texts that must not be trained on, each with its origin and its options."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ _OPTION = re.compile(r"[a-j]|(answer_)?(options?|choices?|endings?)(_?[a-j\d])?"
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One text of one row of an evaluation file, and the options to choose its answer from."""
+    """Text of a row of an evaluation file, and the options to choose its answer from."""
 
     file: str
     line: int
@@ -35,9 +35,11 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class FileItems:
-    """What one evaluation file, or dataset directory, holds.
+    """Items of one evaluation file, or dataset directory.
 
-    `without_text` counts rows that lack text in a named field, or, without names, in any.
+    Attributes:
+        without_text: number of rows that lack text in a field that the recipe names; if it names
+            none, in all fields.
     """
 
     path: str
@@ -47,48 +49,66 @@ class FileItems:
 
 
 def as_source(file: EvaluationFile) -> SourceConfig:
-    """The file as a source; a row that cannot be read stops, since it could not be kept out."""
+    """Evaluation file as a source; a row that cannot be read stops: it could not be kept out."""
     name = f"decontamination {file.path}"
     return SourceConfig(name=name, path=file.path, split=file.split, strict=True)
 
 
 def read_items(file: EvaluationFile, base_dir: Path) -> list[FileItems]:
-    """All items of an evaluation file, of each that a glob matches.
+    """Read the items of an evaluation file, or of each file that its glob matches.
 
     Raises:
         ConfigError: a path that matches nothing, or a field that no row has.
         DataError: a row that cannot be read.
     """
-    names, present = set[str](), set[str]()  # of all fields, and of those named that a row has
-    read: list[FileItems] = []
+    columns: set[str] = set()
+    present_fields: set[str] = set()  # fields to read that some row has
+    file_items: list[FileItems] = []
     for path in find_files(as_source(file), base_dir):
         name = os.path.relpath(path, base_dir)
         source = as_source(file.model_copy(update={"path": name}))
-        counts, items, without_text = RowCounts(), list[Item](), 0
+        counts = RowCounts()
+        items: list[Item] = []
+        without_text = 0
         rows = read_rows(source, base_dir)
         for raw in read_each(rows, source, read=lambda raw: raw, counts=counts):
             assert isinstance(raw, RawRow), "the source is strict"
-            names.update(raw.row)
-            values = _values(raw.row, file)
-            present.update(values)
-            texts = {key: [t for t in texts_in(v) if t.strip()] for key, v in values.items()}
-            options = tuple(t for key in _options(values, file) for t in texts.pop(key))
-            items += [
-                Item(raw.file, raw.line, k, t, options) for k, own in texts.items() for t in own
-            ]
-            without_text += not texts or not (all if file.fields else any)(texts.values())
-        read.append(FileItems(name, counts.rows_in, without_text, tuple(items)))
-    absent = sorted({*file.fields} - present)
-    if absent:
+            columns.update(raw.row)
+            values = _field_values(raw.row, file)
+            present_fields.update(values)
+            row_items, lacks_text = _items_of_row(raw, values, file)
+            items += row_items
+            without_text += lacks_text
+        file_items.append(FileItems(name, counts.rows_in, without_text, tuple(items)))
+    absent_fields = sorted({*file.fields} - present_fields)
+    if absent_fields:
         raise ConfigError(
-            f"decontamination: no row of {file.path} has {', '.join(absent)}; its fields "
-            f"are {', '.join(sorted(names)) or 'none'}"
+            f"decontamination: no row of {file.path} has {', '.join(absent_fields)}; its fields "
+            f"are {', '.join(sorted(columns)) or 'none'}"
         )
-    return read
+    return file_items
 
 
-def _values(row: dict[str, Any], file: EvaluationFile) -> dict[str, Any]:
-    """The fields that a row has, of those that are named."""
+def _items_of_row(
+    raw: RawRow, values: Mapping[str, Any], file: EvaluationFile
+) -> tuple[list[Item], bool]:
+    """Items of a row, and whether it lacks text (see `FileItems`)."""
+    texts_by_field: dict[str, list[str]] = {}
+    for field, value in values.items():
+        texts_by_field[field] = [text for text in texts_in(value) if text.strip()]
+    options: list[str] = []
+    for field in _option_fields(values, file):
+        options += texts_by_field.pop(field)
+    items: list[Item] = []
+    for field, texts in texts_by_field.items():
+        items += [Item(raw.file, raw.line, field, text, tuple(options)) for text in texts]
+    needed = all if file.fields else any
+    has_text = bool(texts_by_field) and needed(texts_by_field.values())
+    return items, not has_text
+
+
+def _field_values(row: Mapping[str, Any], file: EvaluationFile) -> dict[str, Any]:
+    """Values of the fields that the recipe names, as far as a row has them; else of all columns."""
     values: dict[str, Any] = {}
     for field in file.fields or row:
         with contextlib.suppress(KeyError):
@@ -96,19 +116,20 @@ def _values(row: dict[str, Any], file: EvaluationFile) -> dict[str, Any]:
     return values
 
 
-def _options(values: dict[str, Any], file: EvaluationFile) -> list[str]:
-    """The fields that hold options: by their names, or named lists beside a named text."""
-    beside = file.fields and any(isinstance(value, str) for value in values.values())
-    return [
-        name
-        for name, value in values.items()
-        if _OPTION.fullmatch(name.rpartition(".")[2])
-        or (beside and isinstance(value, list | tuple | dict))
-    ]
+def _option_fields(values: Mapping[str, Any], file: EvaluationFile) -> list[str]:
+    """Fields that hold options: by their names, or lists that the recipe names beside a text."""
+    lists_are_options = file.fields and any(isinstance(value, str) for value in values.values())
+    option_fields: list[str] = []
+    for name, value in values.items():
+        has_option_name = _OPTION.fullmatch(name.rpartition(".")[2])
+        is_list = isinstance(value, list | tuple | dict)
+        if has_option_name or (lists_are_options and is_list):
+            option_fields.append(name)
+    return option_fields
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """All texts in a value from JSON, in order."""
+    """Yield all texts in a value from JSON, in order."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Records against the evaluation items: dropped as `contaminated`, with the matched pair."""
+"""Check of records against evaluation items: overlaps are dropped as `contaminated`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,18 +23,21 @@ from posttrain.jsontext import load_json
 from posttrain.records import Example
 from posttrain.tokens.encode import batches
 
-_SHOWN = 300  # characters of a passage
-_CHARACTERS = 1 << 18  # of the texts that are looked at in one batch
+_LONGEST_PASSAGE = 300  # characters of a passage in a message
+_BATCH_CHARACTERS = 1 << 18  # characters of the texts that are looked up at once
 
 
 @dataclass(frozen=True)
 class Decontaminator:
-    """What evaluation asks, and the share of an item's own words from which on a record is dropped.
+    """Index of evaluation items that drops the records that overlap them.
 
-    `counts` has the rows of every evaluation file, and its items by the way in which they can be
-    found: `inside` of other text, `with_options`, as a `whole_message` because it is short, or as
-    one because most of its words are a `template` of many items; those `too_short` to be looked
-    for; those `repeated`, the same as an item before. `warnings` name what is not looked for.
+    Attributes:
+        coverage: share of an item's own words from which on a record is dropped.
+        counts: for each evaluation file, its rows, and its items by the way in which they can be
+            found: `inside` of other text, `with_options`, as a `whole_message` because it is short,
+            or as one because most of its words are a `template` of many items; those `too_short` to
+            be looked for; those `repeated`, the same as an item before.
+        warnings: sentences about items that are not looked for inside of other text.
     """
 
     index: RunIndex
@@ -51,61 +54,97 @@ class Decontaminator:
                 or without anything that could be distinguished from a template.
             DataError: a row that cannot be read.
         """
-        files = [items for file in config.files for items in read_items(file, base_dir)]
+        files: list[FileItems] = []
+        for entry in config.files:
+            files += read_items(entry, base_dir)
         items = (item for file in files for item in file.items)
         index = RunIndex(items, ngram=config.ngram, common=config.common)
-        numbers, seen = iter(index.number.tolist()), set[int]()
+        all_numbers = iter(index.text_of_item.tolist())
+        counted_texts: set[int] = set()
         counts: list[dict[str, Any]] = []
         warnings: list[str] = []
         for file in files:
-            own = list(islice(numbers, len(file.items)))
-            forms = {k: _form(index, k) for k in own if k >= 0}
-            new = Counter(form for k, form in forms.items() if k not in seen)
-            seen |= forms.keys()
-            row: dict[str, Any] = {"file": Path(file.path).name, "rows": file.rows}
-            row |= {"without_text": file.without_text, **{form: new[form] for form in _FORMS}}
-            row["too_short"] = own.count(-1)
-            row["repeated"] = len(own) - own.count(-1) - new.total()
-            counts.append(row)
-            warnings += _warnings(file, [*forms.values()], config)
+            numbers = list(islice(all_numbers, len(file.items)))
+            forms = {number: _search_form(index, number) for number in numbers if number >= 0}
+            # an item that an earlier file has too counts as repeated
+            new_forms = Counter(
+                form for number, form in forms.items() if number not in counted_texts
+            )
+            counted_texts |= forms.keys()
+            too_short = numbers.count(-1)
+            counts.append(
+                {
+                    "file": Path(file.path).name,
+                    "rows": file.rows,
+                    "without_text": file.without_text,
+                    **{form: new_forms[form] for form in _FORMS},
+                    "too_short": too_short,
+                    "repeated": len(numbers) - too_short - new_forms.total(),
+                }
+            )
+            warnings += _file_warnings(file, [*forms.values()], config)
         return cls(index, config.coverage, counts, warnings)
 
     def drops(self, examples: Sequence[Example]) -> list[Drop | None]:
-        """The objection to each record: which item, how much of it, where in the record."""
-        texts = [
-            (number, place, text)
-            for number, example in enumerate(examples)
-            for place, text in _texts(example)
-        ]
-        best: dict[int, tuple[str, Overlap]] = {}
-        for batch in batches(texts, lambda t: len(t[2]), most=_CHARACTERS, count=len(texts)):
-            # most texts share no run at all, which one look at many of them shows
-            for at in np.flatnonzero(self.index.suspects([t[2] for t in batch])).tolist():
-                record, place, text = batch[at]
+        """Drop of each record that overlaps an item, with the item and the passage; else None."""
+        texts: list[_RecordText] = []
+        for record, example in enumerate(examples):
+            for location, text in _model_texts(example):
+                texts.append(_RecordText(record, location, text))
+        largest_overlaps: dict[int, tuple[str, Overlap]] = {}
+        for batch in batches(
+            texts, lambda entry: len(entry.text), most=_BATCH_CHARACTERS, count=len(texts)
+        ):
+            # most texts share no run at all, which one look at the whole batch shows
+            is_suspect = self.index.suspects([entry.text for entry in batch])
+            for position in np.flatnonzero(is_suspect).tolist():
+                record, location, text = batch[position]
                 overlap = self.index.find(words_of(text))
                 if overlap is None or overlap.coverage < self.coverage:
                     continue
-                if record not in best or overlap.coverage > best[record][1].coverage:
-                    best[record] = place, overlap
-        return [_drop(*best[k]) if k in best else None for k in range(len(examples))]
+                earlier = largest_overlaps.get(record)
+                if earlier is None or overlap.coverage > earlier[1].coverage:
+                    largest_overlaps[record] = (location, overlap)
+        drops: list[Drop | None] = [None] * len(examples)
+        for record, (location, overlap) in largest_overlaps.items():
+            drops[record] = _make_drop(location, overlap)
+        return drops
+
+
+class _RecordText(NamedTuple):
+    """Text of a record that is looked up.
+
+    Attributes:
+        record: position of the record.
+        location: part of the record that holds the text, for messages.
+    """
+
+    record: int
+    location: str
+    text: str
 
 
 _FORMS = ("inside", "with_options", "whole_message", "template")
 
 
-def _form(index: RunIndex, number: int) -> str:
+def _search_form(index: RunIndex, number: int) -> str:
+    """Form in which a text of the index can be found (see `Decontaminator.counts`)."""
     text = index.texts[number]
-    if index.own[number] >= index.ngram:
+    if index.own_words[number] >= index.ngram:
         return "inside"
     if text.options and text.size >= index.ngram:
         return "with_options"
     return "whole_message" if len(text.words) < index.ngram else "template"
 
 
-def _warnings(file: FileItems, forms: list[str], config: DecontaminationConfig) -> list[str]:
-    """What of a file is not looked for amid other words, by file name, as the manifest has it.
+def _file_warnings(file: FileItems, forms: list[str], config: DecontaminationConfig) -> list[str]:
+    """Sentences about the items of a file that are not looked for inside of other text.
 
-    Raises ConfigError: it has nothing that could be found in another text.
+    Args:
+        forms: form in which each distinct item can be found.
+
+    Raises:
+        ConfigError: no item of the file could be found in another text.
     """
     name = f"decontamination: {Path(file.path).name}"
     if not forms:
@@ -126,24 +165,30 @@ def _warnings(file: FileItems, forms: list[str], config: DecontaminationConfig) 
     warnings: list[str] = []
     if file.without_text:
         warnings.append(f"{name}: {file.without_text:,} of {file.rows:,} rows lack text")
-    if whole := forms.count("template") + forms.count("whole_message"):
+    n_whole = forms.count("template") + forms.count("whole_message")
+    if n_whole:
         warnings.append(
-            f"{name}: {whole:,} of {len(forms):,} items are found as whole messages only: {why}. "
+            f"{name}: {n_whole:,} of {len(forms):,} items are found as whole messages only: {why}. "
             "Name the field of their options, if they have any, under `fields`"
         )
     return warnings
 
 
-def _drop(place: str, overlap: Overlap) -> Drop:
-    item, passage = overlap.item, overlap.passage
-    shown = passage if len(passage) <= _SHOWN else f"{passage[:_SHOWN]}…"
+def _make_drop(location: str, overlap: Overlap) -> Drop:
+    item = overlap.item
+    passage = overlap.passage
+    if len(passage) > _LONGEST_PASSAGE:
+        passage = f"{passage[:_LONGEST_PASSAGE]}…"
     form = f" {overlap.form}" if overlap.form else ""
-    where = f"{overlap.coverage:.0%} of {item.file}:{item.line} {item.field}{form}: {shown!r}"
-    return Drop("contaminated", f"{place}: {where}")
+    source = f"{item.file}:{item.line} {item.field}{form}"
+    return Drop("contaminated", f"{location}: {overlap.coverage:.0%} of {source}: {passage!r}")
 
 
-def _texts(example: Example) -> Iterator[tuple[str, str]]:
-    """What was asked, thought, answered and called; not what tools returned or a system said."""
+def _model_texts(example: Example) -> Iterator[tuple[str, str]]:
+    """Yield (location, text) of all that user and model wrote: questions, traces, answers, calls.
+
+    Results of tools and system texts are left out.
+    """
     for number, message in enumerate(example.messages):
         if message.role in ("user", "assistant"):
             for text in (message.reasoning or "", message.content):
@@ -154,7 +199,7 @@ def _texts(example: Example) -> Iterator[tuple[str, str]]:
 
 
 def _argument_texts(arguments: str) -> str:
-    """The texts in a call's arguments, without the escapes of JSON."""
+    """Texts in a call's arguments, without the escapes of JSON."""
     try:
         return "\n".join(texts_in(load_json(arguments)))
     except ValueError:
@@ -165,7 +210,7 @@ EVALUATION = "evaluation files"  # source of these inputs; no source can have a 
 
 
 def evaluation_files(config: DecontaminationConfig | None, base_dir: Path) -> list[Input]:
-    """All files that decontamination reads, hashed. Raises as `input_files`."""
+    """All files that decontamination reads, hashed. Raises the errors of `input_files`."""
     entries = config.files if config is not None else ()
     paths: dict[Path, None] = {}
     for file in entries:
@@ -179,10 +224,10 @@ def load_decontaminator(
     """Index the evaluation files of a recipe; `None` without the block `decontamination`.
 
     Args:
-        files: the result of `evaluation_files` when the build began.
+        files: result of `evaluation_files` when the build began.
 
     Raises:
-        DataError: one of them changed since, or cannot be read.
+        DataError: one of the files changed since, or cannot be read.
     """
     if config is None:
         return None

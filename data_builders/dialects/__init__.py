@@ -45,25 +45,25 @@ def read_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversa
     column = find_list(row)
     if column is None:
         raise not_a(dialect, row, f"no list of messages under {', '.join(LIST_KEYS)}")
-    where, listed = column
-    if reading.role is None and not all(_has_author(message, key) for message in listed):
-        raise not_a(dialect, row, f"not every message of {where} has {key!r}")
+    location, raw_messages = column
+    if reading.role is None and not all(_names_author(message, key) for message in raw_messages):
+        raise not_a(dialect, row, f"not every message of {location} has {key!r}")
     unread_keys: dict[str, object] = {}
-    turns = read_messages(listed, reading, where, row=row, unread_keys=unread_keys)
+    turns = read_messages(raw_messages, reading, location, row=row, unread_keys=unread_keys)
     answer, answer_columns = answer_beside(row, turns, reading)
     return conversation(
         row,
         turns + answer,
         reading,
-        read=(where, *answer_columns),
-        listed=listed,
-        where=where,
+        read_columns=(location, *answer_columns),
+        raw_messages=raw_messages,
+        location=location,
         unread_keys=unread_keys,
     )
 
 
-def _has_author(message: Mapping[str, Any], key: str) -> bool:
-    """Whether a message names its author, under `key` or by a type that other services use."""
+def _names_author(message: Mapping[str, Any], key: str) -> bool:
+    """True if a message names its author, under `key` or by a type that other services use."""
     return message.get(key) is not None or (key == "role" and type_of(message) in AUTHOR_TYPES)
 
 
@@ -93,10 +93,10 @@ def read_row(
         RowProblem: the row fits no dialect, or something in it is malformed.
     """
     reading = reading or reading_of(config, trains=trains)
-    view = canonical(row, config)
+    canonical_row = canonical(row, config)
     try:
-        dialect = config.dialect or recognise(view, reading)
-        return dialect, DIALECTS[dialect](view, reading)
+        dialect = config.dialect or recognise(canonical_row, reading)
+        return dialect, DIALECTS[dialect](canonical_row, reading)
     except RecursionError:
         raise RowProblem("malformed_json", "the row", "nested too deep") from None
 
@@ -112,7 +112,7 @@ def fitting(row: Row, config: SourceConfig) -> list[str]:
 
 
 def reading_of(config: SourceConfig, *, trains: bool = True) -> Reading:
-    """The recipe's settings for reading a source's rows."""
+    """Build the settings for reading a source's rows from its recipe."""
     return Reading(
         roles=config.roles,
         role=config.fields.get("role"),
@@ -120,14 +120,14 @@ def reading_of(config: SourceConfig, *, trains: bool = True) -> Reading:
         reasoning=config.fields.get("reasoning"),
         prefilled_think=config.prefilled_think,
         trains=trains,
-        maps=bool(config.fields),
-        named=frozenset(path.partition(".")[0] for path in named_paths(config)),
+        maps_columns=bool(config.fields),
+        used_columns=frozenset(path.partition(".")[0] for path in named_paths(config)),
         ignored=frozenset(config.ignored_keys),
     )
 
 
 def canonical(row: Row, config: SourceConfig) -> Row:
-    """The row with the canonical names of `fields`; a renamed field loses its own name."""
+    """Rename a row's fields to their canonical names; a renamed field loses its own name."""
     fields: dict[str, str] = {}
     for name, path in config.fields.items():
         fields["reasoning_content" if name == "reasoning" else name] = path
@@ -146,9 +146,9 @@ def gym_rollout(row: Row) -> Row:
     if request.get("instructions") and isinstance(turns, list):
         turns = [{"role": "system", "content": request["instructions"]}, *turns]
     parts = ("responses_create_params", "response")
-    others = {key: value for key, value in row.items() if key not in parts}
+    other_columns = {key: value for key, value in row.items() if key not in parts}
     tools = request.get("tools") or None  # [] declares none
-    return {**others, "input": turns, "output": response.get("output"), "tools": tools}
+    return {**other_columns, "input": turns, "output": response.get("output"), "tools": tools}
 
 
 def stored_response(row: Row) -> Row:
@@ -166,22 +166,22 @@ def stored_response(row: Row) -> Row:
 
 
 def mapped(row: Row, fields: Mapping[Any, str]) -> Row:
-    """The row with each field under the name it is mapped to; fields inside messages stay."""
+    """Put each field under the name that it is mapped to; fields inside messages stay."""
     paths = {name: path for name, path in fields.items() if name not in _IN_MESSAGE}
     if not paths:
         return row
-    view = {key: value for key, value in row.items() if key not in paths.values()}
+    mapped_row = {key: value for key, value in row.items() if key not in paths.values()}
     for name, path in paths.items():
         try:
-            view[name] = lookup(row, path)
+            mapped_row[name] = lookup(row, path)
         except KeyError:
             # without it the row fits another dialect or none; never a half-mapped one
-            view.pop(name, None)
-    return view
+            mapped_row.pop(name, None)
+    return mapped_row
 
 
 def recognise(row: Row, reading: Reading) -> str:
-    """The dialect whose structure the row has.
+    """Recognise the dialect of a row by its structure.
 
     A row that fits two goes to the first of: chosen/rejected, a list of messages, Alpaca or
     prompt/completion (never both of these).
@@ -194,8 +194,10 @@ def recognise(row: Row, reading: Reading) -> str:
     if (column := find_list(row)) is not None:
         return _recognise_list(row, column[1], reading)
     # tables joined from several sets have every column in every row, most of them null
-    filled = {key for key, value in row.items() if value is not None}
-    dialects = _text_dialects(filled | _ANSWERS & set(row)) or _text_dialects(set(row))
+    filled_columns = {key for key, value in row.items() if value is not None}
+    # a column of answers counts even if it is null: such a row has an empty answer
+    text_columns = filled_columns | (_ANSWERS & set(row))
+    dialects = _text_dialects(text_columns) or _text_dialects(set(row))
     if len(dialects) > 1:
         raise not_a("any one dialect", row, "both alpaca and prompt_completion; name one")
     if dialects:
@@ -203,23 +205,23 @@ def recognise(row: Row, reading: Reading) -> str:
     for key in LIST_KEYS:
         if row.get(key) is not None:
             raise RowProblem("unrecognised", key, f"not a list of messages: {row[key]!r:.80}")
-    what = "if it holds a conversation, map its columns (fields: {prompt: …, completion: …})"
-    raise not_a("any known dialect", row, what)
+    detail = "if it holds a conversation, map its columns (fields: {prompt: …, completion: …})"
+    raise not_a("any known dialect", row, detail)
 
 
-def _text_dialects(keys: set[str]) -> list[str]:
-    """Names of the dialects of text columns that these columns fit."""
+def _text_dialects(columns: set[str]) -> list[str]:
+    """Names of the text dialects whose columns are all there."""
     dialects: list[str] = []
-    if "instruction" in keys and not keys.isdisjoint(OUTPUT_KEYS):
+    if "instruction" in columns and not columns.isdisjoint(OUTPUT_KEYS):
         dialects.append("alpaca")
-    if "prompt" in keys and not keys.isdisjoint(COMPLETION_KEYS):
+    if "prompt" in columns and not columns.isdisjoint(COMPLETION_KEYS):
         dialects.append("prompt_completion")
     return dialects
 
 
 def _recognise_list(row: Row, messages: list[Mapping[str, Any]], reading: Reading) -> str:
-    """The dialect of a row with a list of messages, by the keys of their authors."""
-    if all(_has_author(message, reading.role or "role") for message in messages):
+    """Recognise the dialect of a row with a list of messages by the keys of their authors."""
+    if all(_names_author(message, reading.role or "role") for message in messages):
         has_inline_trace = any(_starts_with_trace(message, reading) for message in messages)
         return "inline_think" if has_inline_trace else "openai"
     if all(message.get("from") is not None for message in messages):
@@ -228,7 +230,7 @@ def _recognise_list(row: Row, messages: list[Mapping[str, Any]], reading: Readin
 
 
 def _starts_with_trace(message: Mapping[str, Any], reading: Reading) -> bool:
-    """Whether a message of no user starts with an opening think tag."""
+    """True if a message of no user starts with an opening think tag."""
     content = content_of(message, reading)
     has_tag = isinstance(content, str) and content.lstrip().startswith(OPEN)
     return has_tag and role_of(message, reading) != "user"

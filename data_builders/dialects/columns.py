@@ -146,24 +146,28 @@ _VERDICT = re.compile(
 # columns that say whether anybody checked an answer: an unchecked one is not a bad one
 _CHECKED = re.compile(r"^(?:(?:is|was|answer|response|solution|output)_)*verified$")
 _BAD_VERDICTS = frozenset(
-    {
+    [
         "thumbs down",
         "👎",
-        *[
-            "false",
-            "0",
-            "0.0",
-            "rejected",
-            "reject",
-            "bad",
-            "undesirable",
-            "negative",
-            "dispreferred",
-            "incorrect",
-            "wrong",
-        ],
-        *["unsafe", "invalid", "thumbs_down", "thumbsdown", "down", "downvote", "dislike"],
-    }
+        "false",
+        "0",
+        "0.0",
+        "rejected",
+        "reject",
+        "bad",
+        "undesirable",
+        "negative",
+        "dispreferred",
+        "incorrect",
+        "wrong",
+        "unsafe",
+        "invalid",
+        "thumbs_down",
+        "thumbsdown",
+        "down",
+        "downvote",
+        "dislike",
+    ]
 )
 _LONGEST_REMARK = 60  # characters of a remark under a key that is not read, ours
 _LONGEST_WORD = 300  # characters of an address or a digest, which is one word; ours
@@ -171,9 +175,9 @@ _LONGEST_WORD = 300  # characters of an address or a digest, which is one word; 
 
 @functools.lru_cache(maxsize=4096)  # few keys, looked up in every row and message
 def kind_of(key: str) -> Kind | None:
-    """What the name of a column or key says that it holds; `None`: nothing known."""
+    """Kind of content that the name of a column or key announces; `None` for any other name."""
     # both, since `CoT` is one word and `lossMask` two
-    names = {key.lower(), _snake(key)}
+    names = {key.lower(), _snake_case(key)}
     if any(_TRAINING_SET.search(name) for name in names):
         return None
     for kind, pattern in _KINDS.items():
@@ -182,19 +186,23 @@ def kind_of(key: str) -> Kind | None:
     return None
 
 
-def refuse_media(item: Mapping[str, Any], where: str = "") -> None:
-    """Refuse a row, message or part (at `where`) with pictures or sound: its text is incomplete."""
+def refuse_media(item: Mapping[str, Any], prefix: str = "") -> None:
+    """Refuse a row, message or part with pictures or sound: its text is incomplete.
+
+    Args:
+        prefix: what precedes the key in its path, for errors: `messages[0].`.
+    """
     if _MEDIA_KEY_SET.isdisjoint(item):
         return
     for key in _MEDIA_KEYS:
         if item.get(key):
-            raise RowProblem("unsupported_content", where + key, "it comes with media; text only")
+            raise RowProblem("unsupported_content", prefix + key, "it comes with media; text only")
 
 
 def unread_in_message(
-    raw: Mapping[str, Any], message: Message, reading: Reading, where: str
+    raw: Mapping[str, Any], message: Message, reading: Reading, location: str
 ) -> dict[str, Any]:
-    """The keys of a message that are not read, with their values.
+    """Keys of a message that are not read, with their values.
 
     Args:
         message: the message as it was read from `raw`.
@@ -218,23 +226,25 @@ def unread_in_message(
         kind = kind_of(key)
         if kind == "mask":  # read with the loss masks
             continue
-        path = f"{where}.{key:.80}"
+        path = f"{location}.{key:.80}"
         if is_trained_answer:
             refuse_cut(key, value, path)
             if value == IGNORED_LABEL or calls_bad(key, value):
-                what = f"{value!r:.60}: an answer not to train; write train: false"
-                raise RowProblem("rejected_answer", path, what)
+                detail = f"{value!r:.60}: an answer not to train; write train: false"
+                raise RowProblem("rejected_answer", path, detail)
         if _attaches_file(value):
             raise RowProblem("unsupported_content", path, "a file; text only")
-        if _changes_message(key, value, kind, message) and not _repeats(value, message):
-            what = f"{kind or 'a key'} that is not read: {value!r:.60}; ignored_keys leaves it out"
-            raise RowProblem("malformed_message", path, what)
+        if _would_change_message(key, value, kind, message) and not _is_repeated_in(value, message):
+            detail = (
+                f"{kind or 'a key'} that is not read: {value!r:.60}; ignored_keys leaves it out"
+            )
+            raise RowProblem("malformed_message", path, detail)
         unread[key] = value
     return unread
 
 
-def _changes_message(key: str, value: Any, kind: Kind | None, message: Message) -> bool:
-    """Whether the message would say something else if this key were read."""
+def _would_change_message(key: str, value: Any, kind: Kind | None, message: Message) -> bool:
+    """True if reading this key would make the message say something else."""
     if kind == "reasoning":
         return speaks(value) and not message.reasons
     if kind == "calls" or (key in _ACTION_KEYS and message.role == "assistant"):
@@ -244,11 +254,12 @@ def _changes_message(key: str, value: Any, kind: Kind | None, message: Message) 
     return _is_content(value)
 
 
-def unread_columns(row: Row, read: Collection[str], reading: Reading) -> dict[str, Any]:
+def unread_columns(row: Row, read_columns: Collection[str], reading: Reading) -> dict[str, Any]:
     """Filled columns that are neither read nor named by the recipe."""
     unread: dict[str, Any] = {}
     for key, value in row.items():
-        is_used = key in read or key in reading.named or key in SYSTEM_KEYS or key in TOOL_KEYS
+        is_read = key in read_columns or key in SYSTEM_KEYS or key in TOOL_KEYS
+        is_used = is_read or key in reading.used_columns
         if not is_used and value not in (None, "", [], {}):
             unread[key] = value
     return unread
@@ -278,19 +289,22 @@ def refuse_lost_columns(
         elif key == TEMPLATE_ARGUMENTS:
             is_lost = isinstance(value, Mapping) and _has_unread_arguments(value)
         elif key in parts_of_prompt or (kind == "reasoning" and reading.trains) or kind == "system":
-            is_lost = speaks(value) or key in parts_of_prompt
-            is_lost = is_lost and not (isinstance(value, str) and _stands_in(value, messages))
+            says_something = speaks(value) or key in parts_of_prompt
+            is_repeated = isinstance(value, str) and _stands_in(value, messages)
+            is_lost = says_something and not is_repeated
         elif kind == "calls":
             has_calls = any(message.tool_calls for message in messages)
             is_lost = reading.trains and not has_calls and _matches(_CALL, value)
         else:
             is_lost = kind == "tools" and tools is None and _matches(_SCHEMA, value)
         if is_lost:
-            what = f"not read, and it would be lost: {value!r:.60}; map it under fields, or name it"
-            raise RowProblem("unread_column", key, f"{what} under metadata to leave it out")
+            detail = (
+                f"not read, and it would be lost: {value!r:.60}; map it under fields, or name it"
+            )
+            raise RowProblem("unread_column", key, f"{detail} under metadata to leave it out")
 
 
-def refuse_cut(key: str, value: Any, where: str, *, depth: int = 2) -> None:
+def refuse_cut(key: str, value: Any, location: str, *, depth: int = 2) -> None:
     """Refuse an answer that its own row says was cut off: a model would learn to stop there.
 
     Looks into objects, such as a response's metadata, and into lists of choices.
@@ -300,21 +314,21 @@ def refuse_cut(key: str, value: Any, where: str, *, depth: int = 2) -> None:
     """
     if isinstance(value, str):
         if key in _STOP_KEYS and value.lower() in _CUT_REASONS:
-            raise RowProblem("truncated_answer", where, f"{value!r}: the answer was cut off")
+            raise RowProblem("truncated_answer", location, f"{value!r}: the answer was cut off")
     elif value is True:
         if key in _CUT_FLAGS:
-            raise RowProblem("truncated_answer", where, "the answer was cut off")
+            raise RowProblem("truncated_answer", location, "the answer was cut off")
     elif type(value) is dict and depth:
         for inner, nested in value.items():
             if inner in _STOP_KEYS or inner in _CUT_FLAGS or type(nested) is dict:
-                refuse_cut(inner, nested, f"{where}.{inner:.80}", depth=depth - 1)
+                refuse_cut(inner, nested, f"{location}.{inner:.80}", depth=depth - 1)
     elif key == "choices" and isinstance(value, list):
         for index, choice in enumerate(value):
-            refuse_cut("", choice, f"{where}[{index}]", depth=depth)
+            refuse_cut("", choice, f"{location}[{index}]", depth=depth)
 
 
 def calls_bad(name: str, value: Any) -> bool:
-    """Whether a column, or a key of an answer, says that the answer is a bad one."""
+    """True if a column, or a key of an answer, says that the answer is a bad one."""
     return value is not None and is_verdict(name) and str(value).strip().lower() in _BAD_VERDICTS
 
 
@@ -323,7 +337,7 @@ def unread_names(path: str, value: Any) -> list[str]:
 
     A column that says that nobody checked the answer is counted with its value as well.
     """
-    says_checked = _CHECKED.search(_snake(path.rpartition(".")[2])) is not None
+    says_checked = _CHECKED.search(_snake_case(path.rpartition(".")[2])) is not None
     if says_checked and str(value).strip().lower() in _BAD_VERDICTS:
         return [path, f"{path}: {value}"]
     return [path]
@@ -331,17 +345,17 @@ def unread_names(path: str, value: Any) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def is_verdict(name: str) -> bool:
-    """Whether a column of this name says how good the row's answer is."""
-    return _VERDICT.search(_snake(name)) is not None
+    """True if a column of this name says how good the row's answer is."""
+    return _VERDICT.search(_snake_case(name)) is not None
 
 
-def _snake(name: str) -> str:
-    """`lossMask` → `loss_mask`."""
+def _snake_case(name: str) -> str:
+    """Convert camel case to lower case with underscores: `lossMask` → `loss_mask`."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def _attaches_file(value: Any) -> bool:
-    """Whether a value holds a file: a media type beside an address or bytes."""
+    """True if a value holds a file: a media type beside an address or bytes."""
     if isinstance(value, list):
         return any(_attaches_file(item) for item in value if isinstance(item, Mapping))
     if not isinstance(value, Mapping):
@@ -352,13 +366,16 @@ def _attaches_file(value: Any) -> bool:
 
 
 def _has_unread_arguments(arguments: Mapping[str, Any]) -> bool:
-    """Whether a template would write more of its arguments than is read of them."""
-    read = {CUSTOM_INSTRUCTIONS, *TOOLS_IN_ARGUMENTS}
-    return any(_is_content(value) for key, value in arguments.items() if key not in read)
+    """True if a row's template arguments hold content that is not read."""
+    read_arguments = {CUSTOM_INSTRUCTIONS, *TOOLS_IN_ARGUMENTS}
+    for name, value in arguments.items():
+        if name not in read_arguments and _is_content(value):
+            return True
+    return False
 
 
 def speaks(value: Any) -> bool:
-    """Whether a value holds more than a switch or a name: a phrase, a list or an object."""
+    """True if a value holds more than a switch or a name: a phrase, a list or an object."""
     if isinstance(value, str):
         text = value.strip()
         if len(text.split(None, 1)) > 1 or len(text) > _LONGEST_SWITCH:
@@ -368,7 +385,7 @@ def speaks(value: Any) -> bool:
 
 
 def _is_content(value: Any) -> bool:
-    """Whether a value under a key that is not read is more than a remark: long text, or calls."""
+    """True if the value of an unread key is more than a remark: a long text, or calls."""
     if isinstance(value, str):
         text = value.strip()
         # three characters to a word in scripts without blanks
@@ -385,24 +402,24 @@ def _is_content(value: Any) -> bool:
     return False
 
 
-def _repeats(value: Any, message: Message) -> bool:
-    """Whether a text under an unread key stands in the message anyway."""
+def _is_repeated_in(value: Any, message: Message) -> bool:
+    """True if a text under an unread key stands in the message anyway."""
     return isinstance(value, str) and _stands_in(value, (message,))
 
 
 def _stands_in(text: str, messages: tuple[Message, ...]) -> bool:
-    """Whether a message's content or trace contains the text."""
+    """True if a message's content or trace contains the text."""
     text = text.strip()
-    return any(text in m.content or text in (m.reasoning or "") for m in messages)
+    return any(text in message.content or text in (message.reasoning or "") for message in messages)
 
 
 def has_schema(value: Any) -> bool:
-    """Whether a value holds the schema of a tool."""
+    """True if a value holds the schema of a tool."""
     return _matches(_SCHEMA, value)
 
 
 def _matches(pattern: re.Pattern[str], value: Any) -> bool:
-    """Whether the JSON of a value matches; a text only where it may be JSON."""
+    """True if the JSON of a value matches; a text only where it may be JSON."""
     if isinstance(value, str):
         return value.lstrip()[:1] in ("[", "{") and pattern.search(value) is not None
     try:

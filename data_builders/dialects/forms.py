@@ -24,9 +24,9 @@ AUTHOR_TYPES = _LANGCHAIN_ROLES | _RESPONSES_ITEMS
 
 
 def in_openai_form(
-    messages: Iterable[RawMessage], where: str
+    messages: Iterable[RawMessage], location: str
 ) -> Iterator[tuple[int, str, RawMessage]]:
-    """(index of the stored message, its path, message in OpenAI's form), in order.
+    """Convert stored messages: (index of the stored one, its path, message in OpenAI's form).
 
     Raises:
         RowProblem: `malformed_message` or `malformed_tool_call`, a part or an item of such a form
@@ -34,16 +34,16 @@ def in_openai_form(
     """
     stored = list(messages)
     if any(type_of(item) in _RESPONSES_ITEMS and "role" not in item for item in stored):
-        yield from _from_responses(stored, where)
+        yield from _from_responses(stored, location)
         return
     for index, item in enumerate(stored):
-        path = f"{where}[{index}]"
-        for message in _expand(item, path):
+        path = f"{location}[{index}]"
+        for message in _convert_message(item, path):
             yield index, path, message
 
 
-def _expand(item: RawMessage, path: str) -> Iterable[RawMessage]:
-    """One stored message as one or more in OpenAI's form."""
+def _convert_message(item: RawMessage, path: str) -> Iterable[RawMessage]:
+    """Convert a stored message to one or more in OpenAI's form."""
     content = item.get("content")
     if isinstance(content, list) and any(_is_part(part, "tool_result") for part in content):
         return _from_anthropic(item, content, path)
@@ -60,7 +60,7 @@ def _expand(item: RawMessage, path: str) -> Iterable[RawMessage]:
             return _from_vercel(item, parts, path)
         return _from_gemini(item, parts, path)
     if item.get("toolInvocations"):
-        return _from_vercel(item, _vercel_parts(item), path)
+        return _from_vercel(item, _list_vercel_parts(item), path)
     return (item,)
 
 
@@ -79,18 +79,19 @@ def _refuse_channel(item: RawMessage, path: str) -> None:
     channel = item.get("channel")
     recipient = item.get("recipient")
     if channel not in (None, "", "final") or recipient not in (None, "", "all", "user"):
-        what = (
+        detail = (
             f"of Harmony's channel {channel!r} to {recipient!r}: write traces and calls in fields"
         )
-        raise RowProblem("malformed_message", f"{path}.channel", what)
+        raise RowProblem("malformed_message", f"{path}.channel", detail)
 
 
-def _call(name: Any, arguments: Any, call_id: Any) -> dict[str, Any]:
+def _stored_call(name: Any, arguments: Any, call_id: Any) -> dict[str, Any]:
+    """Build a call as a flat object; `read_calls` checks its values."""
     return {"name": name, "arguments": arguments, "id": call_id}
 
 
 def _without(item: RawMessage, *keys: str) -> dict[str, Any]:
-    """A stored message without some keys: the others are the same in OpenAI's form."""
+    """Copy a stored message without some keys: the others are the same in OpenAI's form."""
     return {key: value for key, value in item.items() if key not in keys}
 
 
@@ -98,15 +99,15 @@ def _without(item: RawMessage, *keys: str) -> dict[str, Any]:
 
 
 def _from_anthropic(item: RawMessage, parts: Sequence[Any], path: str) -> Iterator[RawMessage]:
-    """A user's message that starts with results of tools: each becomes a message of its own."""
+    """Split a user's message that starts with results of tools: each becomes a message."""
     user_parts: list[Any] = []
     for index, part in enumerate(parts):
         if not _is_part(part, "tool_result"):
             user_parts.append(part)
             continue
         if user_parts:
-            what = "a tool's result after other parts"
-            raise RowProblem("malformed_message", f"{path}.content[{index}]", what)
+            detail = "a tool's result after other parts"
+            raise RowProblem("malformed_message", f"{path}.content[{index}]", detail)
         yield {
             "role": "tool",
             "content": part.get("content"),
@@ -120,17 +121,17 @@ def _from_anthropic(item: RawMessage, parts: Sequence[Any], path: str) -> Iterat
 
 
 def _from_responses(
-    items: Sequence[RawMessage], where: str
+    items: Sequence[RawMessage], location: str
 ) -> Iterator[tuple[int, str, RawMessage]]:
-    """Items of Responses: a turn's trace, text and calls, stored apart, become one message."""
+    """Join the items of a turn, which stores trace, text and calls apart, into one message."""
     turn: dict[str, Any] = {}  # the assistant's message so far
     start = 0  # index of its first item
     for index, item in enumerate(items):
-        path = f"{where}[{index}]"
+        path = f"{location}[{index}]"
         kind = item.get("type", "message")
         if kind == "function_call_output":
             if turn:
-                yield start, f"{where}[{start}]", turn
+                yield start, f"{location}[{start}]", turn
             turn = {}
             call_id = item.get("call_id")
             result = {"role": "tool", "content": item.get("output"), "tool_call_id": call_id}
@@ -138,51 +139,53 @@ def _from_responses(
             continue
         role = "assistant" if kind in ("reasoning", "function_call") else item.get("role")
         if turn and (role != "assistant" or ("content" in turn and kind != "function_call")):
-            yield start, f"{where}[{start}]", turn
+            yield start, f"{location}[{start}]", turn
             turn = {}
         if role != "assistant":
-            yield index, path, _responses_message(item)
+            yield index, path, _strip_responses_message(item)
             continue
         if not turn:
             start = index
-        turn = {**turn, **_responses_turn(turn, item, kind, path)}
+        turn = {**turn, **_keys_of_responses_item(turn, item, kind, path)}
     if turn:
-        yield start, f"{where}[{start}]", turn
+        yield start, f"{location}[{start}]", turn
 
 
-def _responses_turn(
+def _keys_of_responses_item(
     turn: Mapping[str, Any], item: RawMessage, kind: Any, path: str
 ) -> dict[str, Any]:
     """Keys that one item adds to the assistant's message."""
     if kind == "reasoning":
-        trace = _responses_trace(item, path)
+        trace = _read_responses_trace(item, path)
         return {"role": "assistant"} | ({"reasoning": trace} if trace else {})
     if kind == "function_call":
-        call = _call(item.get("name"), item.get("arguments"), item.get("call_id", item.get("id")))
+        call = _stored_call(
+            item.get("name"), item.get("arguments"), item.get("call_id", item.get("id"))
+        )
         return {"role": "assistant", "tool_calls": [*turn.get("tool_calls", ()), call]}
     if kind == "message":
-        return _responses_message(item)
+        return _strip_responses_message(item)
     raise RowProblem("malformed_message", path, f"an item of type {kind!r:.80} that is not read")
 
 
-def _responses_message(item: RawMessage) -> dict[str, Any]:
-    """A message without its type and id, and without a status that only says that it ended."""
+def _strip_responses_message(item: RawMessage) -> dict[str, Any]:
+    """Strip a message of its type and id, and of a status that only says that it ended."""
     message = _without(item, "type", "id")
     if message.get("status") == "completed":
         del message["status"]
     return message
 
 
-def _responses_trace(item: RawMessage, path: str) -> str:
-    """The trace of a reasoning item: its text, else its summary; empty where it is encrypted."""
+def _read_responses_trace(item: RawMessage, path: str) -> str:
+    """Read a reasoning item's trace: its text, else its summary; empty where it is encrypted."""
     for key in ("content", "summary"):
         parts = item.get(key)
         if isinstance(parts, str):
             return parts
         if isinstance(parts, list) and parts:
-            stored = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
-            texts = [text for text in stored if isinstance(text, str)]
-            if len(texts) < len(stored):
+            values = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+            texts = [value for value in values if isinstance(value, str)]
+            if len(texts) < len(values):
                 raise RowProblem("malformed_message", f"{path}.{key}", f"not texts: {parts!r:.80}")
             return "\n".join(texts)
     return ""
@@ -192,7 +195,7 @@ def _responses_trace(item: RawMessage, path: str) -> str:
 
 
 def _from_gemini(item: RawMessage, parts: Sequence[Any], path: str) -> Iterator[RawMessage]:
-    """A message of `parts`: texts, thoughts, calls, or results of tools."""
+    """Convert a message of `parts`: texts, thoughts, calls, or results of tools."""
     content: list[Any] = []
     calls: list[dict[str, Any]] = []
     results: list[RawMessage] = []
@@ -201,7 +204,7 @@ def _from_gemini(item: RawMessage, parts: Sequence[Any], path: str) -> Iterator[
         call = stored.get("functionCall")
         result = stored.get("functionResponse")
         if isinstance(call, Mapping):
-            calls.append(_call(call.get("name"), call.get("args"), call.get("id")))
+            calls.append(_stored_call(call.get("name"), call.get("args"), call.get("id")))
         elif isinstance(result, Mapping):
             text = encoded(result.get("response"), "malformed_message", f"{path}.parts[{index}]")
             results.append({"role": "tool", "content": text, "name": result.get("name")})
@@ -219,7 +222,7 @@ def _from_gemini(item: RawMessage, parts: Sequence[Any], path: str) -> Iterator[
 
 
 def _from_langchain(item: RawMessage) -> RawMessage:
-    """A message whose type is its role, and whose further keys stand in `additional_kwargs`."""
+    """Convert a message whose type is its role; more keys stand in `additional_kwargs`."""
     message = _without(item, "additional_kwargs", "type")
     message.setdefault("role", item.get("type"))
     for key, value in (item.get("additional_kwargs") or {}).items():
@@ -233,8 +236,8 @@ def _from_langchain(item: RawMessage) -> RawMessage:
 # -- Vercel's AI SDK -------------------------------------------------------------------------------
 
 
-def _vercel_parts(item: RawMessage) -> list[Any]:
-    """Parts of a message of an older version: its content, then its calls."""
+def _list_vercel_parts(item: RawMessage) -> list[Any]:
+    """List the parts of a message of an older version: its content, then its calls."""
     parts: list[Any] = []
     if item.get("content"):
         parts.append({"type": "text", "text": item["content"]})
@@ -244,7 +247,7 @@ def _vercel_parts(item: RawMessage) -> list[Any]:
 
 
 def _from_vercel(item: RawMessage, parts: Sequence[Any], path: str) -> Iterator[RawMessage]:
-    """A message in steps: text, trace and calls of each, with the results inside the calls."""
+    """Convert a message in steps: text, trace and calls of each, with results in the calls."""
     texts = [part["text"] for part in parts if _is_part(part, "text") and "text" in part]
     if item.get("content") and item["content"] != "".join(map(str, texts)):
         raise RowProblem("malformed_message", f"{path}.content", "not the text of its parts")
@@ -253,7 +256,7 @@ def _from_vercel(item: RawMessage, parts: Sequence[Any], path: str) -> Iterator[
     results: list[RawMessage] = []
     for index, part in enumerate(parts):
         kind = part.get("type") if isinstance(part, Mapping) else None
-        invocation = _vercel_call(part, kind)
+        invocation = _read_vercel_call(part, kind)
         if invocation is None and results:  # text after results begins the next step
             yield shared | step
             yield from results
@@ -278,17 +281,17 @@ def _from_vercel(item: RawMessage, parts: Sequence[Any], path: str) -> Iterator[
     yield from results
 
 
-def _vercel_call(part: Any, kind: Any) -> tuple[dict[str, Any], Any] | None:
-    """A part's call and its result (`None` without one); `None` for a part that is no call."""
+def _read_vercel_call(part: Any, kind: Any) -> tuple[dict[str, Any], Any] | None:
+    """Read a part's call and its result (`None` without one); `None` for any other part."""
     if not isinstance(kind, str):
         return None
     if kind == "tool-invocation":
         stored = part.get("toolInvocation") or {}
-        call = _call(stored.get("toolName"), stored.get("args"), stored.get("toolCallId"))
+        call = _stored_call(stored.get("toolName"), stored.get("args"), stored.get("toolCallId"))
         return call, stored.get("result")
     if kind == "dynamic-tool" or kind.startswith("tool-"):
         name = part.get("toolName") or kind.removeprefix("tool-")
-        call = _call(name, part.get("input"), part.get("toolCallId"))
+        call = _stored_call(name, part.get("input"), part.get("toolCallId"))
         output = part.get("output")
         return call, part.get("errorText") if output is None else output
     return None

@@ -100,9 +100,9 @@ _READ_ELSEWHERE = frozenset({"content", "value", "tool_calls", "function_call"})
 
 
 def trained_by_masks(
-    item: Mapping[str, Any], where: str, *, mapped: Collection[str | None] = ()
+    item: Mapping[str, Any], location: str, *, mapped: Collection[str | None] = ()
 ) -> bool:
-    """Whether the loss masks of an assistant's message, or of a part of one, let it be trained.
+    """True if the loss masks of an assistant's message, or of a part of one, train it.
 
     Args:
         mapped: keys that the recipe reads as something else.
@@ -116,11 +116,13 @@ def trained_by_masks(
             continue  # `labels` that is no list is a class of the message
         trained = _is_trained(key, value)
         if trained is None:
-            what = f"{value!r:.80} is no loss mask that is understood: write train: true or false"
-            raise RowProblem("malformed_message", f"{where}.{path:.80}", what)
+            detail = f"{value!r:.80} is no loss mask that is understood: write train: true or false"
+            raise RowProblem("malformed_message", f"{location}.{path:.80}", detail)
         flags[path] = trained
     if len(set(flags.values())) > 1:
-        raise RowProblem("malformed_message", f"{where}.{min(flags)}", "loss masks that disagree")
+        raise RowProblem(
+            "malformed_message", f"{location}.{min(flags)}", "loss masks that disagree"
+        )
     return all(flags.values())
 
 
@@ -143,7 +145,7 @@ def _masks_of_message(item: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]
 
 
 def _is_trained(key: str, value: Any) -> bool | None:
-    """Whether an answer with this mask is trained; `None` where the mask is ambiguous."""
+    """True if an answer with this mask is trained; `None` for an ambiguous mask."""
     if isinstance(value, str):
         value = _TRUTH_WORDS.get(value.strip().lower())
     if value not in (0, 1):
@@ -151,12 +153,12 @@ def _is_trained(key: str, value: Any) -> bool | None:
     if key in _TRAINED:
         return bool(value)
     # as a number, 1 under `mask` is "masked" to some and "in the loss" to others
-    takes_out = key in _UNTRAINED or (key == "mask" and isinstance(value, bool))
-    return not value if takes_out else None
+    is_untrained = key in _UNTRAINED or (key == "mask" and isinstance(value, bool))
+    return not value if is_untrained else None
 
 
 def has_row_masks(row: Row, reading: Reading) -> bool:
-    """Whether a row has loss masks of its own, beside those of its messages.
+    """True if a row has loss masks of its own, beside those of its messages.
 
     Raises:
         RowProblem: `rejected_answer`, a label that says that its one answer is a bad one.
@@ -166,7 +168,7 @@ def has_row_masks(row: Row, reading: Reading) -> bool:
 
 
 def row_masks(row: Row, reading: Reading, *, roles: Sequence[str | None] = ()) -> list[bool] | None:
-    """Which messages of a row its own masks let be trained; `None` where they allow all.
+    """Flags, one a message, True where the row's own masks train it; `None` if they allow all.
 
     Args:
         roles: our role of each message of the row's list; empty where the row has no list.
@@ -187,47 +189,54 @@ def row_masks(row: Row, reading: Reading, *, roles: Sequence[str | None] = ()) -
 
 
 def is_row_mask(key: str, value: Any) -> bool:
-    """Whether a column is a loss mask of the row; such a mask is honoured or refused."""
+    """True if a column is a loss mask of the row; such a mask is honoured or refused."""
     return kind_of(key) == "mask" and not _is_name_or_prose(key, value)
 
 
 def _masks_of_row(row: Row, reading: Reading) -> Iterator[tuple[str, str, Any]]:
     """(path, key, value) of each mask of a row that the recipe does not name."""
-    columns = _columns_by_kind(tuple(row))
+    columns = _sort_columns(tuple(row))
     for key in columns.masks:
         value = row[key]
-        if value is None or value in ("", [], {}) or key in reading.named:
+        if value is None or value in ("", [], {}) or key in reading.used_columns:
             continue
         if is_row_mask(key, value):
             yield key, key, value
-    for key in columns.others:
+    for key in columns.unmarked:
         value = row[key]
         if type(value) is list:
-            if value and key not in reading.named and _is_nameless_mask(key, value):
+            if value and key not in reading.used_columns and _is_nameless_mask(key, value):
                 yield key, key, value
-        elif value and type(value) in (dict, str) and key not in reading.named:
+        elif value and type(value) in (dict, str) and key not in reading.used_columns:
             yield from _masks_inside(value, key)
 
 
 class _Columns(NamedTuple):
-    """Columns of a row by what their names say."""
+    """Columns of a row by their names.
+
+    Attributes:
+        masks: names of loss masks.
+        verdicts: names of labels that say whether the answer is a good one.
+        unmarked: columns that are neither masks nor a part of the conversation; a mask may stand
+            inside them.
+    """
 
     masks: tuple[str, ...]
     verdicts: tuple[str, ...]
-    others: tuple[str, ...]
+    unmarked: tuple[str, ...]
 
 
 @functools.lru_cache(maxsize=1024)  # a source's rows have the same columns
-def _columns_by_kind(names: tuple[str, ...]) -> _Columns:
+def _sort_columns(names: tuple[str, ...]) -> _Columns:
     masks = tuple(name for name in names if kind_of(name) == "mask")
     verdicts = tuple(name for name in names if is_verdict(name))
-    others = tuple(name for name in names if name not in masks and name not in _CONVERSATION)
-    return _Columns(masks, verdicts, others)
+    unmarked = tuple(name for name in names if name not in masks and name not in _CONVERSATION)
+    return _Columns(masks, verdicts, unmarked)
 
 
 def _masks_inside(value: Any, path: str, *, depth: int = 3) -> Iterator[tuple[str, str, Any]]:
     """(path, key, value) of the unambiguous masks in a column's object, or in its JSON text."""
-    members = _object_with_masks(value)
+    members = _read_object(value)
     if members is None or not depth:
         return
     for key, nested in members.items():
@@ -238,14 +247,14 @@ def _masks_inside(value: Any, path: str, *, depth: int = 3) -> Iterator[tuple[st
 
 
 def _is_nameless_mask(key: str, values: list[Any]) -> bool:
-    """Whether a list is a mask by its values: ignored labels, or flags under a non-English name."""
+    """True if a list is a mask by its values: ignored labels, or flags under a non-English name."""
     if type(values[0]) not in (int, float, bool):
         return False
     return IGNORED_LABEL in values or (not key.isascii() and _flags_of(values) is not None)
 
 
 def _is_name_or_prose(key: str, value: Any) -> bool:
-    """Whether a text under a mask's name is prose (`learning_goal`) or the name of a data set."""
+    """True if a text under a mask's name is prose (`learning_goal`) or the name of a data set."""
     if not isinstance(value, str) or _flags_of(value) is not None:
         return False
     if speaks(value):
@@ -256,7 +265,7 @@ def _is_name_or_prose(key: str, value: Any) -> bool:
     return is_weak_name and not is_switch
 
 
-def _object_with_masks(value: Any) -> Mapping[str, Any] | None:
+def _read_object(value: Any) -> Mapping[str, Any] | None:
     """An object that may hold masks, also as JSON text; `None` for anything else."""
     if type(value) is dict:
         return value
@@ -270,7 +279,7 @@ def _object_with_masks(value: Any) -> Mapping[str, Any] | None:
 
 
 def _is_clear_mask(key: str, value: Any) -> bool:
-    """Whether a value inside a column's object is a mask over turns and nothing else."""
+    """True if a value inside a column's object is a mask over turns and nothing else."""
     if not _has_mask_name(key):
         return False
     if isinstance(value, list):
@@ -282,7 +291,7 @@ def _is_clear_mask(key: str, value: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _has_mask_name(key: str) -> bool:
-    """Whether a key inside a column's object names a mask over turns."""
+    """True if a key inside a column's object names a mask over turns."""
     if key in _TRAINED or key in _UNTRAINED or key in _MESSAGE_WEIGHTS or key in _ON_PROMPT:
         return True
     return _is_last_only(key) or (kind_of(key) == "mask" and _OVER_TURNS.search(key) is not None)
@@ -291,7 +300,7 @@ def _has_mask_name(key: str) -> bool:
 def _message_flags(
     path: str, key: str, value: Any, roles: Sequence[str | None]
 ) -> list[bool] | None:
-    """Which messages one mask of a row trains; `None` where it changes nothing."""
+    """Flags of the messages that one mask of a row trains; `None` if it changes nothing."""
     trained = _is_trained(key, value)
     if trained is not None:
         if not trained:
@@ -312,14 +321,14 @@ def _message_flags(
             return [role != "assistant" or flag for role, flag in zip(roles, flags, strict=True)]
         answers = [index for index, role in enumerate(roles) if role == "assistant"]
         if len(flags) == len(answers) and ("turn" in key or "assistant" in key):
-            flag_of_answer = dict(zip(answers, flags, strict=True))
-            return [flag_of_answer.get(index, True) for index in range(len(roles))]
-    what = f"{value!r:.60} is a loss mask of the row that is not honoured; name the column under "
-    raise RowProblem("malformed_message", path, f"{what}metadata to leave it out")
+            flag_by_index = dict(zip(answers, flags, strict=True))
+            return [flag_by_index.get(index, True) for index in range(len(roles))]
+    detail = f"{value!r:.60} is a loss mask of the row that is not honoured; name the column under "
+    raise RowProblem("malformed_message", path, f"{detail}metadata to leave it out")
 
 
 def _is_last_only(key: str) -> bool:
-    """Whether a key says that only the last answer is trained."""
+    """True if a key says that only the last answer is trained."""
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower().split("_")
     return key == "mask_history" or ("last" in words and "only" in words)
 
@@ -334,8 +343,8 @@ def _last_answer_flags(path: str, roles: Sequence[str | None]) -> list[bool]:
     if not roles:
         raise RowProblem("malformed_message", path, "a mask over turns, and the row has no list")
     if answers and users and any(users[-1] < index < answers[-1] for index in answers):
-        what = "the last turn has several steps: mark the messages to train with train: true"
-        raise RowProblem("malformed_message", path, what)
+        detail = "the last turn has several steps: mark the messages to train with train: true"
+        raise RowProblem("malformed_message", path, detail)
     return [role != "assistant" or index == answers[-1] for index, role in enumerate(roles)]
 
 
@@ -355,8 +364,8 @@ def _refuse_bad_answer(row: Row, reading: Reading) -> None:
     """Refuse a row whose label says that its one answer is a bad one."""
     if "chosen" in row:
         return
-    for name in _columns_by_kind(tuple(row)).verdicts:
+    for name in _sort_columns(tuple(row)).verdicts:
         value = row[name]
-        if calls_bad(name, value) and name not in reading.named:
-            what = f"{value!r}: a bad answer; a recipe that names the column keeps it"
-            raise RowProblem("rejected_answer", name, what)
+        if calls_bad(name, value) and name not in reading.used_columns:
+            detail = f"{value!r}: a bad answer; a recipe that names the column keeps it"
+            raise RowProblem("rejected_answer", name, detail)

@@ -97,29 +97,30 @@ def conversation(
     turns: tuple[Message, ...],
     reading: Reading,
     *,
-    read: Collection[str],
+    read_columns: Collection[str],
     parts_of_prompt: Collection[str] = (),
-    listed: Sequence[Mapping[str, Any]] = (),
-    where: str = "",
+    raw_messages: Sequence[Mapping[str, Any]] = (),
+    location: str = "",
     unread_keys: Mapping[str, object] | None = None,
 ) -> Conversation:
     """Complete a row's turns with its system text and tools, and refuse a row that would lose text.
 
     Args:
-        read: columns that the turns were read from.
+        read_columns: columns that the turns were read from.
         parts_of_prompt: columns that hold a part of the prompt in rows of other dialects.
-        listed: the raw messages, under `where`; they may declare tools.
+        raw_messages: the row's list of messages, which may declare tools; empty without one.
+        location: column of that list, for errors.
         unread_keys: keys of messages that were not read, each with a value.
 
     Raises:
         RowProblem: see `refuse_lost_columns`, `with_system` and `declared_tools`.
     """
     messages = in_call_order(with_system(row, turns))
-    tools = declared_tools(row, listed, where)
+    tools = declared_tools(row, raw_messages, location)
     refuse_media(row)
-    unread = unread_columns(row, read, reading)
+    unread = unread_columns(row, read_columns, reading)
     # a recipe that maps columns has decided about the others
-    parts = () if reading.maps else parts_of_prompt
+    parts = () if reading.maps_columns else parts_of_prompt
     refuse_lost_columns(unread, messages, tools, reading, parts)
     if reading.trains:
         unread = {key: value for key, value in unread.items() if not is_row_mask(key, value)}
@@ -144,34 +145,36 @@ def in_call_order(messages: tuple[Message, ...]) -> tuple[Message, ...]:
         while stop < len(messages) and messages[stop].role == "tool":
             stop += 1
         results = messages[index + 1 : stop]
-        numbers = [call_numbers.get(r.tool_call_id or r.name or "") for r in results]
+        numbers = [call_numbers.get(result.tool_call_id or result.name or "") for result in results]
         if None not in numbers and len(set(numbers)) == len(numbers):
             pairs = sorted(zip(numbers, results, strict=True), key=lambda pair: pair[0] or 0)
             ordered[index + 1 : stop] = [result for _, result in pairs]
     return tuple(ordered)
 
 
-def declared_tools(row: Row, listed: Sequence[Mapping[str, Any]], where: str) -> str | None:
+def declared_tools(
+    row: Row, raw_messages: Sequence[Mapping[str, Any]], location: str
+) -> str | None:
     """Tools that a row declares, in a column or in its first message, as JSON text.
 
     Raises:
         RowProblem: `malformed_tools`, also for two declarations that differ.
     """
     declared: str | None = None
-    for place, value, may_declare in _tool_places(row, listed, where):
-        if (tools := read_tools(value, place)) is None:
+    for path, value, may_declare in _possible_tools(row, raw_messages, location):
+        if (tools := read_tools(value, path)) is None:
             continue
         if declared is None and may_declare:
             declared = tools
         elif tools != declared:
-            raise RowProblem("malformed_tools", place, "tools other than those declared before")
+            raise RowProblem("malformed_tools", path, "tools other than those declared before")
     return declared
 
 
-def _tool_places(
-    row: Row, listed: Sequence[Mapping[str, Any]], where: str
+def _possible_tools(
+    row: Row, raw_messages: Sequence[Mapping[str, Any]], location: str
 ) -> Iterator[tuple[str, Any, bool]]:
-    """(place, value, whether it may declare tools) of everything in a row that looks like tools.
+    """(path, value, whether it may declare tools) of everything in a row that looks like tools.
 
     A later message may only repeat the declaration.
     """
@@ -186,12 +189,12 @@ def _tool_places(
             value = arguments.get(key)
             if value and (column == TEMPLATE_ARGUMENTS or has_schema(value)):
                 yield f"{column}.{key}", value, True
-    for index, message in enumerate(listed):
+    for index, message in enumerate(raw_messages):
         if "tools" not in message and "functions" not in message:  # as almost every message
             continue
         for key in ("tools", "functions"):
             if message.get(key):
-                yield f"{where}[{index}].{key}", message[key], index == 0
+                yield f"{location}[{index}].{key}", message[key], index == 0
 
 
 def with_system(row: Row, messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -260,7 +263,7 @@ def as_messages(value: Any) -> list[Mapping[str, Any]] | None:
 def read_messages(
     raw_messages: Iterable[Mapping[str, Any]],
     reading: Reading,
-    where: str,
+    location: str,
     *,
     prompt: bool = False,
     row: Row | None = None,
@@ -269,7 +272,7 @@ def read_messages(
     """Convert stored messages; a turn that only calls joins the assistant turn right before it.
 
     Args:
-        where: path of the list, for errors.
+        location: path of the list, for errors.
         prompt: an answer follows elsewhere, so that none of these need be trained.
         row: the row whose one conversation this is: its own masks apply to these messages.
         unread_keys: receives the keys of messages that are not read, each with a value.
@@ -278,45 +281,45 @@ def read_messages(
         RowProblem: `untrained_turn`, every answer has a loss mask.
     """
     stored = list(raw_messages)
-    kept_by_row: list[bool] | None = None
+    row_flags: list[bool] | None = None
     if row is not None and reading.trains and has_row_masks(row, reading):
         roles = [_canonical_role(role_of(item, reading), reading) for item in stored]
-        kept_by_row = row_masks(row, reading, roles=roles)
+        row_flags = row_masks(row, reading, roles=roles)
     messages: list[Message] = []
     last_mask: str | None = None  # path of a mask that was honoured
-    for index, path, raw in in_openai_form(stored, where):
+    for index, path, raw in in_openai_form(stored, location):
         message, is_call_turn, unread = _read_message(raw, reading, path)
         if message.role == "system" and is_blank(message.content):
             continue  # some rows write a system turn without text: there is no system turn
         if unread_keys is not None:
-            unread_keys.update({f"{where}[].{key}": value for key, value in unread.items()})
+            unread_keys.update({f"{location}[].{key}": value for key, value in unread.items()})
         if not message.trained:
             last_mask = f"{path}.{mask_key(raw)}"
-        elif kept_by_row is not None and not kept_by_row[index] and message.role == "assistant":
+        elif row_flags is not None and not row_flags[index] and message.role == "assistant":
             message = replace(message, trained=False)
             last_mask = path
-        if is_call_turn and messages and _continues(messages[-1], message):
+        if is_call_turn and messages and _calls_belong_to(messages[-1], message):
             calls = messages[-1].tool_calls + message.tool_calls
             messages[-1] = replace(messages[-1], tool_calls=calls)
         else:
             messages.append(message)
-    is_trained = any(m.role == "assistant" and m.trained for m in messages)
+    is_trained = any(message.role == "assistant" and message.trained for message in messages)
     if last_mask and not prompt and not is_trained:
         raise RowProblem("untrained_turn", last_mask, "a loss mask leaves no answer to train")
     return tuple(messages)
 
 
-def _continues(before: Message, call_turn: Message) -> bool:
-    """Whether the calls of a call turn belong to the message before it."""
+def _calls_belong_to(previous: Message, call_turn: Message) -> bool:
+    """True if the calls of a call turn belong to the previous message."""
     return (
-        before.role == "assistant"
+        previous.role == "assistant"
         and call_turn.reasoning is None
-        and call_turn.trained == before.trained
+        and call_turn.trained == previous.trained
     )
 
 
 def _canonical_role(name: Any, reading: Reading) -> Role | None:
-    """Our role for a raw one, or `None`; a turn that only calls is the assistant's."""
+    """Our role for a raw role, or `None`; a turn that only calls is the assistant's."""
     if not isinstance(name, str):
         return None
     if name.lower() in CALL_TURNS:
@@ -325,22 +328,22 @@ def _canonical_role(name: Any, reading: Reading) -> Role | None:
 
 
 def assistant_text(text: str, reading: Reading, *, reasoning: str | None = None) -> Message:
-    """An assistant message from plain text; inline reasoning is split off."""
+    """Build an assistant message from plain text; inline reasoning is split off."""
     return _assistant_message(text, reasoning, (), reading, "the answer")
 
 
 def role_of(raw: Mapping[str, Any], reading: Reading) -> Any:
-    """The raw role of a message, `None` if it has none."""
+    """Raw role of a message, `None` if it has none."""
     return _first_value(raw, (reading.role,) if reading.role else ("role", "from"))
 
 
 def content_of(raw: Mapping[str, Any], reading: Reading) -> Any:
-    """The raw content of a message, `None` if it has none."""
+    """Raw content of a message, `None` if it has none."""
     return _first_value(raw, (reading.content,) if reading.content else ("content", "value"))
 
 
 def _first_value(raw: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
-    """The first value that is not null under some keys."""
+    """First value that is not null under the keys, in their order."""
     for key in keys:  # no generator: this runs several times a message
         if (value := raw.get(key)) is not None:
             return value
@@ -348,125 +351,131 @@ def _first_value(raw: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
 
 
 def _read_message(
-    raw: Mapping[str, Any], reading: Reading, where: str
+    raw: Mapping[str, Any], reading: Reading, location: str
 ) -> tuple[Message, bool, Mapping[str, Any]]:
-    """(message, whether it is a turn that only calls, its keys that are not read)."""
+    """Read a message: (message, whether it is a turn that only calls, its unread keys)."""
     name = role_of(raw, reading)
     if not isinstance(name, str):
-        raise RowProblem("malformed_message", where, f"its role is {name!r:.80}")
+        raise RowProblem("malformed_message", location, f"its role is {name!r:.80}")
     if name not in reading.roles and name.lower() in CALL_TURNS:
-        message = _read_call_turn(raw, reading, where)
-        return message, True, unread_in_message(raw, message, reading, where)
+        message = _read_call_turn(raw, reading, location)
+        return message, True, unread_in_message(raw, message, reading, location)
     role = _canonical_role(name, reading)
     if role is None:
-        raise RowProblem("unknown_role", where, f"role {name!r:.80}; map it under roles:")
-    refuse_media(raw, f"{where}.")
-    _refuse_two_contents(raw, reading, where)
+        raise RowProblem("unknown_role", location, f"role {name!r:.80}; map it under roles:")
+    refuse_media(raw, f"{location}.")
+    _refuse_two_contents(raw, reading, location)
     content = content_of(raw, reading)
     if not content and content != 0:
-        _refuse_text_elsewhere(raw, reading, where)
+        _refuse_text_elsewhere(raw, reading, location)
     if content is None and role == "user":
-        raise RowProblem("malformed_message", where, "a user turn without content")
-    text, inline_trace, calls_in_parts = read_content(content, role, f"{where}.content")
-    reasoning = reasoning_of(raw, inline_trace, reading.keys_of_reasoning, where)
-    calls = _same_calls(calls_in_parts, _calls_of(raw, where), where)
+        raise RowProblem("malformed_message", location, "a user turn without content")
+    text, inline_trace, calls_in_parts = read_content(content, role, f"{location}.content")
+    reasoning = reasoning_of(raw, inline_trace, reading.keys_of_reasoning, location)
+    calls = _require_same_calls(calls_in_parts, _read_calls_of_message(raw, location), location)
     if role == "assistant":
-        message = _assistant_message(text, reasoning, calls, reading, where)
-        message = _with_mask(message, raw, content, reading, where)
+        message = _assistant_message(text, reasoning, calls, reading, location)
+        message = _apply_message_mask(message, raw, content, reading, location)
     elif calls or reasoning:
-        what = "calls tools" if calls else "reasons"
-        raise RowProblem("malformed_message", where, f"a {role} turn that {what}")
+        detail = "calls tools" if calls else "reasons"
+        raise RowProblem("malformed_message", location, f"a {role} turn that {detail}")
     elif role == "tool":
-        call_id = read_id(_first_value(raw, CALL_ID_KEYS), f"{where}.tool_call_id")
-        tool_name = read_id(raw.get("name"), f"{where}.name")
+        call_id = read_id(_first_value(raw, CALL_ID_KEYS), f"{location}.tool_call_id")
+        tool_name = read_id(raw.get("name"), f"{location}.name")
         message = Message(role, text, tool_call_id=call_id, name=tool_name)
     else:
         message = Message(role, text)
-    return message, False, unread_in_message(raw, message, reading, where)
+    return message, False, unread_in_message(raw, message, reading, location)
 
 
-def _refuse_two_contents(raw: Mapping[str, Any], reading: Reading, where: str) -> None:
+def _refuse_two_contents(raw: Mapping[str, Any], reading: Reading, location: str) -> None:
     """Refuse a message whose `content` and `value` differ: one of them would be lost."""
     if reading.content or not raw.get("content") or not raw.get("value"):
         return
     if raw["content"] != raw["value"]:
-        raise RowProblem("malformed_message", f"{where}.value", "beside a content that differs")
+        raise RowProblem("malformed_message", f"{location}.value", "beside a content that differs")
 
 
-def _refuse_text_elsewhere(raw: Mapping[str, Any], reading: Reading, where: str) -> None:
+def _refuse_text_elsewhere(raw: Mapping[str, Any], reading: Reading, location: str) -> None:
     """Refuse a message without content whose text stands under a key that is not read."""
     for key in _OTHER_TEXT_KEYS:
         if raw.get(key) and key not in (reading.role, reading.content, reading.reasoning):
-            what = f"no content, but {raw[key]!r:.60}: map it under fields.content"
-            raise RowProblem("malformed_message", f"{where}.{key}", what)
+            detail = f"no content, but {raw[key]!r:.60}: map it under fields.content"
+            raise RowProblem("malformed_message", f"{location}.{key}", detail)
 
 
-def _calls_of(raw: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:
-    """Calls of a turn, under `tool_calls` or the older `function_call`."""
+def _read_calls_of_message(raw: Mapping[str, Any], location: str) -> tuple[ToolCall, ...]:
+    """Read the calls of a message, under `tool_calls` or the older `function_call`."""
     stored = raw.get("tool_calls")
-    stored_older = raw.get("function_call")
-    if stored is None and stored_older is None:
+    older_calls = raw.get("function_call")
+    if stored is None and older_calls is None:
         return ()
-    older = read_calls(stored_older, f"{where}.function_call")
-    return _same_calls(read_calls(stored, f"{where}.tool_calls"), older, where)
+    function_call = read_calls(older_calls, f"{location}.function_call")
+    return _require_same_calls(
+        read_calls(stored, f"{location}.tool_calls"), function_call, location
+    )
 
 
-def _same_calls(
-    calls: tuple[ToolCall, ...], others: tuple[ToolCall, ...], where: str
+def _require_same_calls(
+    calls: tuple[ToolCall, ...], other_calls: tuple[ToolCall, ...], location: str
 ) -> tuple[ToolCall, ...]:
-    """Calls that a message stores in one place, or in two places in the same way."""
-    if not (calls and others):
-        return calls or others
-    if [(c.name, c.arguments) for c in calls] != [(c.name, c.arguments) for c in others]:
-        raise RowProblem("malformed_tool_call", where, "calls in two places that differ")
+    """Return a message's calls, which it may store twice; refuse two lists that differ."""
+    if not (calls and other_calls):
+        return calls or other_calls
+    # ids may differ: the older form of a call has none
+    contents = [(call.name, call.arguments) for call in calls]
+    if contents != [(call.name, call.arguments) for call in other_calls]:
+        raise RowProblem("malformed_tool_call", location, "calls in two places that differ")
     return calls
 
 
-def _with_mask(
-    message: Message, raw: Mapping[str, Any], content: Any, reading: Reading, where: str
+def _apply_message_mask(
+    message: Message, raw: Mapping[str, Any], content: Any, reading: Reading, location: str
 ) -> Message:
-    """Mark an assistant's message as untrained where its own loss mask says so."""
+    """Mark an assistant's message as untrained if its own loss mask says so."""
     if not reading.trains:
         return message
     for index, part in enumerate(content if isinstance(content, list) else ()):
-        path = f"{where}.content[{index}]"
+        path = f"{location}.content[{index}]"
         if isinstance(part, Mapping) and not trained_by_masks(part, path):
             raise RowProblem("malformed_message", path, "a loss mask of a part is not honoured")
     mapped = {reading.role, reading.content, reading.reasoning, *reading.ignored}
-    if trained_by_masks(raw, where, mapped=mapped):
+    if trained_by_masks(raw, location, mapped=mapped):
         return message
     return replace(message, trained=False)
 
 
-def _read_call_turn(raw: Mapping[str, Any], reading: Reading, where: str) -> Message:
-    """A turn whose content is calls (`from: function_call`)."""
+def _read_call_turn(raw: Mapping[str, Any], reading: Reading, location: str) -> Message:
+    """Read a turn whose content is calls (`from: function_call`)."""
     value = content_of(raw, reading)
     trace = None
     if isinstance(value, str):
         trace, value = split_inline(value, prefilled=reading.prefilled_think)
-    calls = read_calls(value, where)
+    calls = read_calls(value, location)
     if not calls:
-        raise RowProblem("malformed_tool_call", where, "a call turn without a call")
-    reasoning = reasoning_of(raw, trace, reading.keys_of_reasoning, where)
-    return _with_mask(Message("assistant", "", reasoning, calls), raw, None, reading, where)
+        raise RowProblem("malformed_tool_call", location, "a call turn without a call")
+    reasoning = reasoning_of(raw, trace, reading.keys_of_reasoning, location)
+    return _apply_message_mask(
+        Message("assistant", "", reasoning, calls), raw, None, reading, location
+    )
 
 
 def _assistant_message(
-    text: str, reasoning: str | None, calls: tuple[ToolCall, ...], reading: Reading, where: str
+    text: str, reasoning: str | None, calls: tuple[ToolCall, ...], reading: Reading, location: str
 ) -> Message:
-    """An assistant message; a trace inside its text is split off."""
+    """Build an assistant message; a trace inside its text is split off."""
     trace, answer = split_inline(text, prefilled=reading.prefilled_think and reasoning is None)
     if trace is not None and reasoning is not None and trace.strip() != reasoning.strip():
         raise RowProblem(
-            "conflicting_reasoning", where, "an inline trace beside another reasoning field"
+            "conflicting_reasoning", location, "an inline trace beside another reasoning field"
         )
     return Message("assistant", answer, reasoning=reasoning or trace, tool_calls=calls)
 
 
 def reasoning_of(
-    raw: Mapping[str, Any], inline_trace: str | None, keys: Iterable[str], where: str
+    raw: Mapping[str, Any], inline_trace: str | None, keys: Iterable[str], location: str
 ) -> str | None:
-    """The one trace of a message or row; `None` without one.
+    """Read the trace of a message or row; `None` without one.
 
     Args:
         inline_trace: a trace that was found in the content.
@@ -483,12 +492,12 @@ def reasoning_of(
         if value is None or isinstance(value, bool):
             continue
         if not isinstance(value, str):
-            raise RowProblem("malformed_message", f"{where}.{key}", f"found {value!r:.80}")
+            raise RowProblem("malformed_message", f"{location}.{key}", f"found {value!r:.80}")
         is_switch = len(value) <= _LONGEST_SWITCH and value.strip().lower() in _SWITCHES
         if value.strip() and not is_switch:
             traces.append(value)
     if len({text.strip() for text in traces}) > 1:
-        raise RowProblem("conflicting_reasoning", where, "two reasoning fields that differ")
+        raise RowProblem("conflicting_reasoning", location, "two reasoning fields that differ")
     return traces[0] if traces else None
 
 

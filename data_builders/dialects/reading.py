@@ -29,7 +29,7 @@ _BLANK = _NO_WIDTH + "".join(c for c in map(chr, range(0x3001)) if c.isspace())
 
 
 def is_blank(text: str) -> bool:
-    """Whether a text shows nothing: only white space and characters of no width."""
+    """True if a text shows nothing: only white space and characters of no width."""
     return not text.strip(_BLANK)
 
 
@@ -42,8 +42,8 @@ class Reading:
         role, content, reasoning: keys inside a message, where they are not the usual ones.
         prefilled_think: the opening think tag was part of the prompt.
         trains: False for prompts and for what a judge compares: loss masks do not matter there.
-        maps: whether the recipe maps any field.
-        named: columns that the recipe uses for something else.
+        maps_columns: whether the recipe maps any field.
+        used_columns: columns that the recipe uses for something else.
         ignored: keys of messages that the recipe leaves out.
     """
 
@@ -53,9 +53,9 @@ class Reading:
     reasoning: str | None = None
     prefilled_think: bool = False
     trains: bool = True
-    named: Set[str] = frozenset()
+    used_columns: Set[str] = frozenset()
     ignored: Set[str] = frozenset()
-    maps: bool = False
+    maps_columns: bool = False
 
     @property
     def keys_of_reasoning(self) -> tuple[str, ...]:
@@ -95,34 +95,34 @@ class RowProblem(DataError):
 
     @property
     def drop(self) -> Drop:
-        """The problem as a drop of the row."""
+        """Drop of the row for this problem."""
         return Drop(self.reason, str(self))
 
 
-def encoded(value: Any, reason: str, where: str) -> str:
-    """A value as compact JSON text. Raises RowProblem for a value that JSON cannot express."""
+def encoded(value: Any, reason: str, location: str) -> str:
+    """Encode a value as compact JSON text. Raises RowProblem for one that JSON cannot express."""
     try:
         return encode_json(value)
     except ValueError as error:
-        raise RowProblem(reason, where, str(error)) from None
+        raise RowProblem(reason, location, str(error)) from None
 
 
-def decoded(text: str, reason: str, where: str) -> Any:
-    """The value of JSON text. Raises RowProblem for text that is not JSON."""
+def decoded(text: str, reason: str, location: str) -> Any:
+    """Decode JSON text. Raises RowProblem for text that is not JSON."""
     try:
         return load_json(text)
     except ValueError as error:
-        raise RowProblem(reason, where, f"not JSON: {error}") from None
+        raise RowProblem(reason, location, f"not JSON: {error}") from None
 
 
 def filled_keys(row: Row, keys: tuple[str, ...]) -> list[str]:
-    """The alternative fields that a row fills; where all are null, the first of them."""
+    """Names among alternative fields that a row fills; if all are null, the first that it has."""
     present = [key for key in keys if key in row]
     return [key for key in present if row[key] is not None] or present[:1]
 
 
 def not_a(dialect: str, row: Row, why: str) -> RowProblem:
-    """The problem of a row that does not have the structure of `dialect`."""
+    """Build the problem of a row that does not have the structure of `dialect`."""
     names = ", ".join(map(str, row)) or "(no field)"
     fields = names if len(names) <= 200 else names[:200] + " …"
     return RowProblem("unrecognised", fields, f"not {dialect}: {why}")

@@ -49,11 +49,11 @@ def alpaca(row: Row, reading: Reading) -> Conversation:
     if "instruction" not in row or len(outputs) != 1:
         raise not_a("alpaca", row, "it needs instruction and one of output and response")
     text = read_text(row[outputs[0]], outputs[0])
-    answer = assistant_text(text, reading, reasoning=_row_reasoning(row, reading))
-    turns = (*_history(row, reading), Message("user", request(row)), answer)
+    answer = assistant_text(text, reading, reasoning=_read_row_reasoning(row, reading))
+    turns = (*_read_history(row, reading), Message("user", request(row)), answer)
     _refuse_row_masks(row, turns, reading)
-    read = {*REQUEST_KEYS, *reading.columns_of_reasoning, outputs[0], "history"}
-    return conversation(row, turns, reading, read=read)
+    read_columns = {*REQUEST_KEYS, *reading.columns_of_reasoning, outputs[0], "history"}
+    return conversation(row, turns, reading, read_columns=read_columns)
 
 
 def prompt_completion(row: Row, reading: Reading) -> Conversation:
@@ -63,43 +63,45 @@ def prompt_completion(row: Row, reading: Reading) -> Conversation:
         raise not_a("prompt_completion", row, "it needs prompt and one of completion and response")
     key = completions[0]
     prompt = read_prompt(row["prompt"], reading, "prompt")
-    answer = read_answer(row[key], reading, key, reasoning=_row_reasoning(row, reading))
+    answer = read_answer(row[key], reading, key, reasoning=_read_row_reasoning(row, reading))
     if answer[: len(prompt)] == prompt:  # some rollouts of verifiers begin with it again
         answer = answer[len(prompt) :]
-    turns = (*_history(row, reading), *prompt, *answer)
+    turns = (*_read_history(row, reading), *prompt, *answer)
     _refuse_row_masks(row, turns, reading)
-    read = {"prompt", key, "history", *reading.columns_of_reasoning}
-    return conversation(row, turns, reading, read=read, parts_of_prompt=_PARTS_OF_PROMPT)
+    read_columns = {"prompt", key, "history", *reading.columns_of_reasoning}
+    return conversation(
+        row, turns, reading, read_columns=read_columns, parts_of_prompt=_PARTS_OF_PROMPT
+    )
 
 
 def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
-    """The whole conversation that ends on one side of a preference."""
+    """Read the whole conversation that ends on one side of a preference."""
     if "chosen" not in row or "rejected" not in row:
         raise not_a("chosen_rejected", row, "it needs chosen and rejected")
-    where, listed = find_list(row) or ("", [])
+    location, raw_messages = find_list(row) or ("", [])
     question_keys = [key for key in ("prompt", "question") if row.get(key) is not None]
     prompt: tuple[Message, ...] | None
-    read: tuple[str, ...]
-    if listed:
-        prompt = read_messages(listed, reading, where, prompt=True)
-        read = (where,)
+    prompt_columns: tuple[str, ...]
+    if raw_messages:
+        prompt = read_messages(raw_messages, reading, location, prompt=True)
+        prompt_columns = (location,)
     elif question_keys:
         key = question_keys[0]
-        prompt = (*_history(row, reading), *read_prompt(row[key], reading, key))
-        read = (key, "history")
+        prompt = (*_read_history(row, reading), *read_prompt(row[key], reading, key))
+        prompt_columns = (key, "history")
     elif row.get("instruction") is not None:
-        prompt = (*_history(row, reading), Message("user", request(row)))
-        read = (*REQUEST_KEYS, "history")
+        prompt = (*_read_history(row, reading), Message("user", request(row)))
+        prompt_columns = (*REQUEST_KEYS, "history")
     else:
         prompt = None  # the sides hold it
-        read = ()
+        prompt_columns = ()
     value = row[side]
     if value is None:
         raise RowProblem("empty_answer", side, "there is none")
     if prompt is None and isinstance(value, str):
-        turns = _transcript(value, reading, side)
+        turns = _read_transcript(value, reading, side)
     else:
-        turns = _join(prompt or (), read_answer(value, reading, side))
+        turns = _join_turns(prompt or (), read_answer(value, reading, side))
     if reading.trains and not turns[-1].trained:
         raise RowProblem("untrained_turn", side, "a loss mask takes its answer out of the loss")
     _refuse_row_masks(row, turns, reading)
@@ -107,17 +109,17 @@ def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
         row,
         turns,
         reading,
-        read=("chosen", "rejected", *read),
+        read_columns=("chosen", "rejected", *prompt_columns),
         parts_of_prompt=_PROMPT_COLUMNS,
-        listed=listed,
-        where=where,
+        raw_messages=raw_messages,
+        location=location,
     )
 
 
 def answer_beside(
     row: Row, turns: tuple[Message, ...], reading: Reading
 ) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """The answer, from a column, to a list of messages that ends on a question.
+    """Read the answer, from a column, to a list of messages that ends on a question.
 
     Returns:
         The answer's turns and the columns that they were read from; nothing where the list ends on
@@ -125,13 +127,14 @@ def answer_beside(
     """
     if not reading.trains or not turns or turns[-1].role not in ("user", "tool"):
         return (), ()
-    filled = [key for key in ("completion", "response", "output") if row.get(key)]
-    if len(filled) != 1:
+    answer_keys = [key for key in ("completion", "response", "output") if row.get(key)]
+    if len(answer_keys) != 1:
         return (), ()
-    reasoning = _row_reasoning(row, reading)
-    answer = read_answer(row[filled[0]], reading, filled[0], reasoning=reasoning)
+    reasoning = _read_row_reasoning(row, reading)
+    key = answer_keys[0]
+    answer = read_answer(row[key], reading, key, reasoning=reasoning)
     _refuse_row_masks(row, turns + answer, reading)
-    return answer, (filled[0], *reading.columns_of_reasoning)
+    return answer, (key, *reading.columns_of_reasoning)
 
 
 def _refuse_row_masks(row: Row, turns: Sequence[Message], reading: Reading) -> None:
@@ -140,12 +143,12 @@ def _refuse_row_masks(row: Row, turns: Sequence[Message], reading: Reading) -> N
         return
     trained = row_masks(row, reading, roles=[turn.role for turn in turns])
     if trained is not None and not all(trained):
-        what = "a loss mask of the row over turns that do not stand in one list is not honoured"
-        raise RowProblem("malformed_message", "the row", what)
+        detail = "a loss mask of the row over turns that do not stand in one list is not honoured"
+        raise RowProblem("malformed_message", "the row", detail)
 
 
-def _join(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Prompt and answer; an answer that starts with another role is the whole conversation."""
+def _join_turns(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Join prompt and answer; an answer that starts with another role is the whole conversation."""
     if answer[0].role == "assistant":
         return (*prompt, *answer)
     if prompt and prompt[0].role == "system" and answer[0].role != "system":
@@ -154,7 +157,7 @@ def _join(prompt: tuple[Message, ...], answer: tuple[Message, ...]) -> tuple[Mes
 
 
 def request(row: Row) -> str:
-    """The user's turn of an Alpaca row."""
+    """Compose the user's turn of an Alpaca row."""
     instruction = read_text(row.get("instruction"), "instruction")
     texts: list[str] = []
     for key in ("input", "context"):
@@ -167,46 +170,46 @@ def request(row: Row) -> str:
     return "\n\n".join(part for part in parts if part.strip())
 
 
-def _row_reasoning(row: Row, reading: Reading) -> str | None:
-    """The trace in a column of its own: the recipe's, or one of the usual names."""
+def _read_row_reasoning(row: Row, reading: Reading) -> str | None:
+    """Read the trace in a column of its own: the recipe's, or one of the usual names."""
     return reasoning_of(row, None, reading.columns_of_reasoning, "the row")
 
 
-def _history(row: Row, reading: Reading) -> list[Message]:
-    """Earlier exchanges, each a pair of texts."""
+def _read_history(row: Row, reading: Reading) -> list[Message]:
+    """Read earlier exchanges, each a pair of texts."""
     value = row.get("history")
     if value is not None and not isinstance(value, list):
         raise RowProblem("malformed_message", "history", f"not a list: {value!r:.80}")
     turns: list[Message] = []
     for index, pair in enumerate(value or []):
-        where = f"history[{index}]"
+        location = f"history[{index}]"
         if not isinstance(pair, list) or len(pair) != 2:
-            raise RowProblem("malformed_message", where, "not a pair of texts")
-        question = read_text(pair[0], where)
-        answer = read_text(pair[1], where)
+            raise RowProblem("malformed_message", location, "not a pair of texts")
+        question = read_text(pair[0], location)
+        answer = read_text(pair[1], location)
         turns.append(Message("user", question))
         turns.append(assistant_text(answer, reading))
     return turns
 
 
-def read_prompt(value: Any, reading: Reading, where: str) -> tuple[Message, ...]:
-    """Turns before the answer, from a text, one message or a list of messages."""
-    if (turns := _turns(value, reading, where, prompt=True)) is not None:
+def read_prompt(value: Any, reading: Reading, location: str) -> tuple[Message, ...]:
+    """Read the turns before the answer: a text, one message or a list of messages."""
+    if (turns := _read_turns(value, reading, location, prompt=True)) is not None:
         return turns
-    text = read_text(value, where)
+    text = read_text(value, location)
     if value is None:
-        raise RowProblem("malformed_message", where, "there is no prompt")
+        raise RowProblem("malformed_message", location, "there is no prompt")
     if text.startswith("\n\nHuman:"):
-        turns = _transcript(text, reading, where)
+        turns = _read_transcript(text, reading, location)
         return turns if turns[-1].content else turns[:-1]  # it ends on "Assistant:"
     return (Message("user", text),)
 
 
-def _transcript(text: str, reading: Reading, where: str) -> tuple[Message, ...]:
-    """Turns of a `\\n\\nHuman: … \\n\\nAssistant: …` transcript."""
+def _read_transcript(text: str, reading: Reading, location: str) -> tuple[Message, ...]:
+    """Read the turns of a `\\n\\nHuman: … \\n\\nAssistant: …` transcript."""
     head, *parts = _TRANSCRIPT.split(text)
     if head.strip() or not parts:
-        raise RowProblem("unrecognised", where, "a text without a prompt, and no transcript")
+        raise RowProblem("unrecognised", location, "a text without a prompt, and no transcript")
     turns: list[Message] = []
     for speaker, turn in zip(parts[::2], parts[1::2], strict=True):
         is_user = speaker == "Human"
@@ -215,29 +218,29 @@ def _transcript(text: str, reading: Reading, where: str) -> tuple[Message, ...]:
 
 
 def read_answer(
-    value: Any, reading: Reading, where: str, *, reasoning: str | None = None
+    value: Any, reading: Reading, location: str, *, reasoning: str | None = None
 ) -> tuple[Message, ...]:
-    """Turns of the answer, from a text, one message or a list of messages."""
-    turns = _turns(value, reading, where)
+    """Read the turns of the answer: a text, one message or a list of messages."""
+    turns = _read_turns(value, reading, location)
     if turns is None:
-        return (assistant_text(read_text(value, where), reading, reasoning=reasoning),)
+        return (assistant_text(read_text(value, location), reading, reasoning=reasoning),)
     if reasoning is not None:
-        raise RowProblem("conflicting_reasoning", where, "messages beside a reasoning field")
+        raise RowProblem("conflicting_reasoning", location, "messages beside a reasoning field")
     return turns
 
 
-def _turns(
-    value: Any, reading: Reading, where: str, *, prompt: bool = False
+def _read_turns(
+    value: Any, reading: Reading, location: str, *, prompt: bool = False
 ) -> tuple[Message, ...] | None:
-    """Turns from one message or a list of them; `None` if `value` is neither.
+    """Read turns from one message or a list of them; `None` if `value` is neither.
 
     An answer's text stays a text; a prompt may be the JSON text of a list of messages.
     """
     if isinstance(value, Mapping) and not all(isinstance(v, list) for v in value.values()):
         value = [value]
     is_text = isinstance(value, str)
-    if (is_text and not prompt) or (listed := as_messages(value)) is None:
+    if (is_text and not prompt) or (raw_messages := as_messages(value)) is None:
         return None
-    if is_text and not all(role_of(item, reading) for item in listed):
+    if is_text and not all(role_of(item, reading) for item in raw_messages):
         return None
-    return read_messages(listed, reading, where, prompt=prompt)
+    return read_messages(raw_messages, reading, location, prompt=prompt)

@@ -46,7 +46,8 @@ GIVEN = "given"
 SWAPPED = "swapped"
 CountTokens = Callable[[Sequence[Prompt]], list[int]]
 OnProgress = Callable[[str, int], None]
-Seen = dict[str, Gold]  # key of a pair → its gold, with the responses in alphabetical order
+# key of a pair → its gold, with the responses in alphabetical order
+KnownGolds = dict[str, Gold]
 
 
 @dataclass(slots=True)
@@ -72,14 +73,15 @@ class SplitStats:
         gold = pair.gold
         self.pairs += 1
         self.prompts += len(prompts)
-        self.rankings.update(json.loads(p.gold or "{}")["ranking"] for p in prompts)
+        self.rankings.update(json.loads(prompt.gold or "{}")["ranking"] for prompt in prompts)
         self.with_principle += pair.principle is not None
         if gold.score_1 is not None and gold.score_2 is not None:
             self.with_scores += 1
             score_preference = gold.score_1 - gold.score_2
             # rankings below the middle prefer the first response
             self.at_odds += score_preference * (MIDDLE_RANKING - gold.ranking) < 0
-        self.characters += [sum(len(m.content) for m in p.messages) for p in prompts]
+        for prompt in prompts:
+            self.characters.append(sum(len(message.content) for message in prompt.messages))
 
     def stats(self) -> dict[str, Any]:
         """Stats of this side for the manifest."""
@@ -88,7 +90,7 @@ class SplitStats:
         return {
             "pairs": self.pairs,
             "prompts": self.prompts,
-            "rankings": {f"{r:g}": n for r, n in sorted(self.rankings.items())},
+            "rankings": {f"{ranking:g}": n for ranking, n in sorted(self.rankings.items())},
             "with_scores": self.with_scores,
             "with_principle": self.with_principle,
             "scores_and_ranking_at_odds": self.at_odds,
@@ -143,14 +145,14 @@ def build(
     """Read every source and write the prompts; `out` None writes nothing.
 
     Args:
-        count: function that counts tokens of prompts, where the recipe limits them.
+        count: function that counts tokens of prompts, if the recipe limits them.
         on_progress: called with the name of a source and the number of its pairs written.
 
     Raises:
         ConfigError, DataError: errors of `chosen_pairs`; no pair remains to train on.
     """
-    built = JudgingPrompts(recipe, {source.name: RowCounts() for source in recipe.sources})
-    seen: Seen = {}
+    judging = JudgingPrompts(recipe, {source.name: RowCounts() for source in recipe.sources})
+    known_golds: KnownGolds = {}
     reserved_questions: set[str] = set()  # of sources that are held out as a whole
     with ExitStack() as stack:
         files: dict[str, TextIO] = {}
@@ -159,8 +161,10 @@ def build(
                 files[name] = stack.enter_context((out / name).open("w", encoding="utf-8"))
         # sources held out as a whole come first: their questions are refused in all others
         for source in sorted(recipe.sources, key=lambda source: not source.held_out):
-            counts = built.row_counts[source.name]
-            pairs = chosen_pairs(source, counts, seen=seen, seed=recipe.seed, base_dir=base_dir)
+            counts = judging.row_counts[source.name]
+            pairs = chosen_pairs(
+                source, counts, known_golds=known_golds, seed=recipe.seed, base_dir=base_dir
+            )
             for pair in pairs:
                 question = pair.question
                 if question in reserved_questions and not source.held_out:
@@ -183,29 +187,35 @@ def build(
                     reserved_questions.add(question)
                 counts.kept += 1
                 counts.held_out += held_out
-                split_stats = built.held_out if held_out else built.train
+                split_stats = judging.held_out if held_out else judging.train
                 split_stats.add(pair, prompts)
                 if out is not None:
                     file = files[HELD_OUT if held_out else TRAIN]
-                    file.writelines(f"{json_text(prompt_to_row(p))}\n" for p in prompts)
+                    for prompt in prompts:
+                        file.write(f"{json_text(prompt_to_row(prompt))}\n")
                 on_progress(source.name, counts.kept)
-    if built.train.prompts == 0:
-        dropped = built.counts().dropped
+    if judging.train.prompts == 0:
+        dropped = judging.counts().dropped
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in dropped.items())
         raise DataError(f"no pair is left to train on: {reasons or 'the sources have no rows'}")
-    return built
+    return judging
 
 
 def chosen_pairs(
-    source: PreferenceSource, counts: RowCounts, *, seen: Seen, seed: int, base_dir: Path
+    source: PreferenceSource,
+    counts: RowCounts,
+    *,
+    known_golds: KnownGolds,
+    seed: int,
+    base_dir: Path,
 ) -> Iterator[PreferencePair]:
-    """Distinct pairs of a source in row order; `count` of them by a keyed hash where it is set.
+    """Distinct pairs of a source in row order; `count` of them by a keyed hash if it is set.
 
     Raises:
         ConfigError: a missing path, a `where` that matches nothing.
         DataError: a file that cannot be read, fewer pairs than `count`, with `strict` a bad row.
     """
-    pairs = distinct_pairs(source, counts, seen=seen, seed=seed, base_dir=base_dir)
+    pairs = distinct_pairs(source, counts, known_golds=known_golds, seed=seed, base_dir=base_dir)
     if source.count is None:
         yield from pairs
         return
@@ -228,25 +238,30 @@ def chosen_pairs(
 
 
 def distinct_pairs(
-    source: PreferenceSource, counts: RowCounts, *, seen: Seen, seed: int, base_dir: Path
+    source: PreferenceSource,
+    counts: RowCounts,
+    *,
+    known_golds: KnownGolds,
+    seed: int,
+    base_dir: Path,
 ) -> Iterator[PreferencePair]:
     """Pairs of a source without duplicates, whichever order their responses came in.
 
     Args:
-        seen: pairs of the sources before; those of this one are added.
+        known_golds: golds of the pairs of earlier sources; those of this one are added.
     """
     config = source.rows()
-    read = partial(_read, source=source, counts=counts)
-    for row in read_each(read_rows(config, base_dir), config, read=read, counts=counts):
-        if isinstance(row, Drop):
+    read = partial(_read_row, source=source, counts=counts)
+    for result in read_each(read_rows(config, base_dir), config, read=read, counts=counts):
+        if isinstance(result, Drop):
             continue
-        raw, pair = row
-        # a chosen/rejected row gets its order by a keyed hash: else the first would always win
+        raw, pair = result
+        # a chosen/rejected row gets its order by a keyed hash: else response 1 would always win
         if not pair.sided and unit(seed, "side", pair.key) >= 0.5:
             pair = pair.swapped()
         ordered = pair if pair.response_1 <= pair.response_2 else pair.swapped()
         gold = ordered.gold
-        first_gold = seen.setdefault(pair.key, gold)
+        first_gold = known_golds.setdefault(pair.key, gold)
         if first_gold is gold:
             yield pair
         else:
@@ -254,7 +269,7 @@ def distinct_pairs(
             counts.drop(reason, f"{raw.file}:{raw.line}")
 
 
-def _read(
+def _read_row(
     raw: RawRow, *, source: PreferenceSource, counts: RowCounts
 ) -> tuple[RawRow, PreferencePair] | Drop:
     """Read the pair of a row. Raises the RowProblem of a malformed row, at which `strict` stops."""
@@ -269,7 +284,7 @@ def _read(
     return raw, pair
 
 
-# Reasons at which `strict` stops: rows that cannot be read, not those with nothing to train on.
+# reasons at which `strict` stops: rows that cannot be read, not those with nothing to train on
 _MALFORMED = frozenset({"unrecognised", "malformed_message", "malformed_label", "unsplit_prompt"})
 
 
@@ -297,7 +312,7 @@ def judging_prompts(
     swap: bool,
     count: CountTokens | None = None,
 ) -> list[Prompt]:
-    """Prompt with the responses in their order and, with `swap`, one in the other order.
+    """Make a prompt with the responses in their order and, with `swap`, one in the other order.
 
     Both share `task`.
 
@@ -313,7 +328,7 @@ def judging_prompts(
         orders.append((SWAPPED, pair.swapped()))
     prompts: list[Prompt] = []
     for order, ordered_pair in orders:
-        messages = _messages(ordered_pair, recipe)
+        messages = _judging_messages(ordered_pair, recipe)
         characters = sum(len(message.content) for message in messages)
         if recipe.max_characters is not None and characters > recipe.max_characters:
             raise RowProblem("too_long", "the judging prompt", f"{characters:,} characters")
@@ -345,8 +360,8 @@ def judging_prompts(
     return prompts
 
 
-def _messages(pair: PreferencePair, recipe: BuildGenRmConfig) -> tuple[Message, ...]:
-    """Judging prompt of a pair: the row's own frame, or the recipe's layout."""
+def _judging_messages(pair: PreferencePair, recipe: BuildGenRmConfig) -> tuple[Message, ...]:
+    """Messages of a pair's judging prompt: in the row's own frame, or in the recipe's layout."""
     if pair.frame is not None:
         # quoted, so that no text of it begins a message of its own
         framed = pair.frame.around(pair.response_1, pair.response_2)

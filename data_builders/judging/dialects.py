@@ -1,8 +1,8 @@
 """Preference rows of any dialect → pairs, each with a gold ranking from 1 to 6 and perhaps scores.
 
-To add a dialect: one function here, one line in `DIALECTS`, its shape in `recognise`, its name in
-`posttrain.config.build_genrm.PreferenceDialect`, a row in `docs/guides/genrm.md`. A row without a
-preference is dropped under a name; the mappings to a ranking are ours, where a row has none.
+To add a dialect: one function here, one line in `DIALECTS`, its structure in `recognise`, its name
+in `posttrain.config.build_genrm.PreferenceDialect`, a row in `docs/guides/genrm.md`. A row without
+a preference is dropped with a reason. If a row has no ranking, the mapping to one is ours.
 """
 
 from __future__ import annotations
@@ -41,33 +41,36 @@ from reward.judge.verdict import (
     Gold,
 )
 
-_RANKINGS = ("ranking", "preference_ranking")
-_PREFERENCES = ("overall_preference", "preference_strength")
-_ONE_HOT = {"model_a": "winner_model_a", "model_b": "winner_model_b", "tie": "winner_tie"}
+_RANKING_KEYS = ("ranking", "preference_ranking")
+_STRENGTH_KEYS = ("overall_preference", "preference_strength")
+# winner → the column that is 1 if it won
+_WINNER_COLUMNS = {"model_a": "winner_model_a", "model_b": "winner_model_b", "tie": "winner_tie"}
 
 Outcome = Literal["1", "2", "tie", "both_bad"]
-# HelpSteer3 has six strengths and a tie, the ranking six values and no middle
+# strength of HelpSteer3 (a tie is 0) → ranking
 _STRENGTHS = {-3: 1.0, -2: 2.0, -1: 3.0, 1: 4.0, 2: 5.0, 3: 6.0}
-_WINNERS: dict[str, Outcome] = {
-    "model_a": "1", "a": "1", "1": "1", "model_1": "1", "response_1": "1", "response1": "1",
-    "response_a": "1",
-    "model_b": "2", "b": "2", "2": "2", "model_2": "2", "response_2": "2", "response2": "2",
-    "response_b": "2",
-    "tie": "tie", "0": "tie", "both_good": "tie",
-    "both_bad": "both_bad", "tie (bothbad)": "both_bad", "bothbad": "both_bad",
-}  # fmt: skip
+_LABELS_OF_OUTCOME: dict[Outcome, tuple[str, ...]] = {
+    "1": ("model_a", "a", "1", "model_1", "response_1", "response1", "response_a"),
+    "2": ("model_b", "b", "2", "model_2", "response_2", "response2", "response_b"),
+    "tie": ("tie", "0", "both_good"),
+    "both_bad": ("both_bad", "tie (bothbad)", "bothbad"),
+}
+_OUTCOMES: dict[str, Outcome] = {
+    label: outcome for outcome, labels in _LABELS_OF_OUTCOME.items() for label in labels
+}
 
 
-def helpsteer3(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
+def helpsteer3(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
     """`context`, two responses, `overall_preference` from −3 (response 1) to 3 (response 2).
 
     HelpSteer2's preferences are the same with a `prompt` and `preference_strength`.
     """
-    ranking = strength(*_preference(row, _PREFERENCES), source)
-    return _answered(row, how, gold_of(ranking, row, source))
+    value, key = _preference(row, _STRENGTH_KEYS)
+    ranking = strength(value, key, source)
+    return _pair_of_responses(row, reading, gold_of(ranking, row, source))
 
 
-def arena(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
+def arena(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
     """`conversation_a` and `conversation_b`, or a prompt and two responses, and a `winner`.
 
     The winner may be one of three columns, and prompt and responses JSON lists of their turns.
@@ -77,46 +80,49 @@ def arena(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
     if row.get("conversation_a") is None:
         questions = turns_of(row.get("prompt"))
         if questions is None:
-            return _answered(row, how, gold)
-        answered = (turns_of(row.get(key)) for key in ("response_a", "response_b"))
-        first, second = (interleaved(questions, side) for side in answered)
-        return _parted(first, second, gold)
-    first, second = (_conversation(row, how, f"conversation_{side}") for side in "ab")
-    return _parted(first, second, gold)
+            return _pair_of_responses(row, reading, gold)
+        first = interleaved(questions, turns_of(row.get("response_a")))
+        second = interleaved(questions, turns_of(row.get("response_b")))
+        return _pair_of_conversations(first, second, gold)
+    first = _read_conversation(row, reading, "conversation_a")
+    second = _read_conversation(row, reading, "conversation_b")
+    return _pair_of_conversations(first, second, gold)
 
 
-def pandalm(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
-    """`instruction`, `input`, two responses, and what each annotator said: 0 (tie), 1 or 2."""
+def pandalm(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
+    """`instruction`, `input`, two responses, and the vote of each annotator: 0 (tie), 1 or 2."""
     names = sorted(key for key in row if key.startswith("annotator"))
     votes = [row[name] for name in names if row[name] is not None]
     ranking = won(majority(votes, "annotator…", source), "annotator…", source)
-    return _answered(row, how, gold_of(ranking, row, source))
+    return _pair_of_responses(row, reading, gold_of(ranking, row, source))
 
 
-def chosen_rejected(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
-    """Any form of the chosen/rejected dialect; the chosen is read as response 1."""
-    chosen, rejected = (read_side(row, side, how).messages for side in ("chosen", "rejected"))
+def chosen_rejected(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
+    """Any form of the chosen/rejected dialect; the chosen one is read as response 1."""
+    chosen = read_side(row, "chosen", reading).messages
+    rejected = read_side(row, "rejected", reading).messages
     gold = gold_of(source.win, _scores_by_side(row, source), source)
-    return _parted(chosen, rejected, gold, sided=False)
+    return _pair_of_conversations(chosen, rejected, gold, sided=False)
 
 
-def ranked_pair(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
+def ranked_pair(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
     """A conversation, two responses and a `ranking` from 1 to 6; perhaps scores and a principle.
 
     The rows of Nemotron-RL-Safety-v1 are of this kind.
     """
-    gold = gold_of(ranked(*_preference(row, _RANKINGS), source), row, source)
+    gold = _gold_from_ranking(row, source)
     principle = read_text(row.get("principle"), "principle").strip() or None
-    return replace(_answered(row, how, gold), principle=principle)
+    return replace(_pair_of_responses(row, reading, gold), principle=principle)
 
 
-def judging_prompt(row: Row, how: Reading, source: PreferenceSource) -> PreferencePair:
+def judging_prompt(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
     """A judging prompt under `messages`, its `ranking` and scores, as Nemotron-RLHF-GenRM-v1."""
     if row.get("num_responses") not in (None, 2):
         raise RowProblem("several_responses", "num_responses", f"{row['num_responses']!r:.20}")
-    frame, first, second = frame_of(_conversation(row, how, "messages"), "messages")
-    gold = gold_of(ranked(*_preference(row, _RANKINGS), source), row, source)
-    return PreferencePair((), first, second, gold, frame=frame)
+    messages = _read_conversation(row, reading, "messages")
+    frame, response_1, response_2 = frame_of(messages, "messages")
+    gold = _gold_from_ranking(row, source)
+    return PreferencePair((), response_1, response_2, gold, frame=frame)
 
 
 DIALECTS: dict[str, Callable[[Row, Reading, PreferenceSource], PreferencePair]] = {
@@ -130,142 +136,161 @@ DIALECTS: dict[str, Callable[[Row, Reading, PreferenceSource], PreferencePair]] 
 
 
 def read_pair(row: Row, source: PreferenceSource) -> tuple[str, PreferencePair]:
-    """The row's dialect (the recipe's, else recognised by structure) and its pair.
+    """Read a row. Returns its dialect (the recipe's, else by structure) and its pair.
 
-    Raises RowProblem: no dialect fits, something is malformed, or no preference is there to take.
+    Raises:
+        RowProblem: no dialect fits, something is malformed, or the row has no preference.
     """
-    how = Reading(
+    reading = Reading(
         roles=source.roles,
         role=source.fields.get("role"),
         content=source.fields.get("content"),
         trains=False,
     )
-    view = mapped(row, source.fields)
+    mapped_row = mapped(row, source.fields)
     try:
-        dialect = source.dialect or recognise(view)
-        return dialect, DIALECTS[dialect](view, how, source)
+        dialect = source.dialect or recognise(mapped_row)
+        return dialect, DIALECTS[dialect](mapped_row, reading, source)
     except RecursionError:
         raise RowProblem("malformed_json", "the row", "nested too deep") from None
 
 
 def recognise(row: Row) -> str:
-    """The dialect whose structure the row has. Raises RowProblem `unrecognised`."""
-    there = {key for key, value in row.items() if value is not None}
-    pair = any({*keys} <= there for keys in RESPONSE_KEYS)
-    if there & {*_RANKINGS}:
-        if pair:
+    """Recognise the dialect of a row by its structure. Raises RowProblem `unrecognised`."""
+    filled_columns = {key for key, value in row.items() if value is not None}
+    has_responses = any({*keys} <= filled_columns for keys in RESPONSE_KEYS)
+    if filled_columns & {*_RANKING_KEYS}:
+        if has_responses:
             return "ranked"
-        if "messages" in there:
+        if "messages" in filled_columns:
             return "judging_prompt"
-    if {"chosen", "rejected"} <= there and not pair:
+    if {"chosen", "rejected"} <= filled_columns and not has_responses:
         return "chosen_rejected"
-    if pair and there & {*_PREFERENCES}:
+    if has_responses and filled_columns & {*_STRENGTH_KEYS}:
         return "helpsteer3"
-    if there & {"winner", *_ONE_HOT.values()} and (
-        pair or {"conversation_a", "conversation_b"} <= there
-    ):
+    has_sides = has_responses or {"conversation_a", "conversation_b"} <= filled_columns
+    if has_sides and filled_columns & {"winner", *_WINNER_COLUMNS.values()}:
         return "arena"
-    if pair and any(key.startswith("annotator") for key in there):
+    if has_responses and any(key.startswith("annotator") for key in filled_columns):
         return "pandalm"
     raise RowProblem("unrecognised", ", ".join(map(str, row))[:200], "no known preference row")
 
 
-def _answered(row: Row, how: Reading, gold: Gold) -> PreferencePair:
-    return PreferencePair(history_of(row, how), *responses_of(row, how), gold)
+def _pair_of_responses(row: Row, reading: Reading, gold: Gold) -> PreferencePair:
+    """Pair of a row that has a conversation, and two responses in columns of their own."""
+    history = history_of(row, reading)
+    response_1, response_2 = responses_of(row, reading)
+    return PreferencePair(history, response_1, response_2, gold)
 
 
-def _preference(row: Row, fields: Sequence[str]) -> tuple[Any, str]:
-    """The first of the fields that says something, and its name."""
-    for field in fields:
-        if row.get(field) is not None:
-            return row[field], field
-    raise RowProblem("no_preference", fields[0], "the row does not say which is better")
+def _preference(row: Row, keys: Sequence[str]) -> tuple[Any, str]:
+    """Value and name of the first key that the row fills. Raises RowProblem `no_preference`."""
+    for key in keys:
+        if row.get(key) is not None:
+            return row[key], key
+    raise RowProblem("no_preference", keys[0], "the row does not say which is better")
+
+
+def _gold_from_ranking(row: Row, source: PreferenceSource) -> Gold:
+    """Gold of a row that states a ranking from 1 to 6."""
+    value, key = _preference(row, _RANKING_KEYS)
+    return gold_of(ranked(value, key, source), row, source)
 
 
 def _winner(row: Row) -> Any:
-    """Who won, from `winner` or from the one of three columns that is 1."""
-    marked = [name for name, column in _ONE_HOT.items() if row.get(column) in (1, True, "1")]
-    given = {"winner": marked[0]} if len(marked) == 1 and row.get("winner") is None else row
-    return _preference(given, ("winner",))[0]
+    """Label of the winner, from `winner` or from the one of three columns that is 1."""
+    marked = [
+        label for label, column in _WINNER_COLUMNS.items() if row.get(column) in (1, True, "1")
+    ]
+    if row.get("winner") is None and len(marked) == 1:
+        return marked[0]
+    label, _ = _preference(row, ("winner",))
+    return label
 
 
-def _conversation(row: Row, how: Reading, field: str) -> tuple[Message, ...]:
-    """Messages, also as JSON text, or as the one conversation of a list of them."""
+def _read_conversation(row: Row, reading: Reading, field: str) -> tuple[Message, ...]:
+    """Read messages, also from JSON text, or from a list with one conversation."""
     if field not in row:
         raise RowProblem("unrecognised", field, "the row has no such conversation")
     value: Any = row[field]
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         value = value[0]
-    listed = as_messages(value)
-    if listed is None:
+    messages = as_messages(value)
+    if messages is None:
         raise RowProblem("malformed_message", field, f"no conversation: {value!r:.80}")
-    return read_messages(listed, how, field)
+    return read_messages(messages, reading, field)
 
 
 def _scores_by_side(row: Row, source: PreferenceSource) -> Mapping[str, Any]:
-    """Scores of the chosen and the rejected; the usual names say nothing without a scale."""
+    """Row with the scores of chosen and rejected as `score_1` and `score_2`, if it needs them.
+
+    They are taken only if the recipe gives their scale: data sets have many.
+    """
     if source.scores is None or row.get("score_1") is not None:
         return row
     return {"score_1": row.get("score_chosen"), "score_2": row.get("score_rejected")}
 
 
-def _parted(
+def _pair_of_conversations(
     first: tuple[Message, ...], second: tuple[Message, ...], gold: Gold, *, sided: bool = True
 ) -> PreferencePair:
-    """Two whole conversations that differ in their last turn alone."""
-    same = shared_messages(first, second)
-    if not same:
+    """Pair of two whole conversations that differ in their last turn alone."""
+    n_shared = shared_messages(first, second)
+    if not n_shared:
         raise RowProblem("different_histories", "the sides", "they do not answer the same")
-    rests = first[same:], second[same:]
-    if any(any(m.role == "user" for m in rest) for rest in rests):
+    first_turns = first[n_shared:]
+    second_turns = second[n_shared:]
+    if any(turn.role == "user" for turn in (*first_turns, *second_turns)):
         raise RowProblem("different_histories", "the sides", "they part before the last answer")
-    answers = [final_answer(rest, "a side") for rest in rests]
-    return PreferencePair(plain_history(first[:same]), answers[0], answers[1], gold, sided=sided)
+    response_1 = final_answer(first_turns, "a side")
+    response_2 = final_answer(second_turns, "a side")
+    history = plain_history(first[:n_shared])
+    return PreferencePair(history, response_1, response_2, gold, sided=sided)
 
 
 # -- labels --------------------------------------------------------------------------------------
 
 
 def number(value: Any, field: str) -> float:
-    """A finite number, also as text. Raises RowProblem `malformed_label`."""
+    """Read a finite number, also from text. Raises RowProblem `malformed_label`."""
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        label = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if not math.isfinite(found):
+        label = math.nan
+    if not math.isfinite(label):
         raise RowProblem("malformed_label", field, f"a number is needed, found {value!r:.80}")
-    return found
+    return label
 
 
 def strength(value: Any, field: str, source: PreferenceSource) -> float:
-    """A preference from −3 (response 1 much better) to 3 (response 2), as HelpSteer3 gives it."""
-    found = number(value, field)
-    if found == 0:
+    """Ranking for a strength from −3 (response 1 much better) to 3 (response 2) of HelpSteer3."""
+    label = number(value, field)
+    if label == 0:
         return tied("tie", field, source)
-    if found not in _STRENGTHS:
-        raise RowProblem("malformed_label", field, f"{found:g} is none of -3 … 3")
-    return _STRENGTHS[int(found)]
+    if label not in _STRENGTHS:
+        raise RowProblem("malformed_label", field, f"{label:g} is none of -3 … 3")
+    return _STRENGTHS[int(label)]
 
 
 def ranked(value: Any, field: str, source: PreferenceSource) -> float:
-    """A ranking from 1 (response 1 much better) to 6 (response 2), as it stands."""
-    found = number(value, field)
-    if not LOWEST_RANKING <= found <= HIGHEST_RANKING:
-        raise RowProblem("malformed_label", field, f"{found:g} is not within 1 … 6")
-    return tied("tie", field, source) if found == MIDDLE_RANKING else found
+    """Read a ranking from 1 (response 1 much better) to 6 (response 2)."""
+    ranking = number(value, field)
+    if not LOWEST_RANKING <= ranking <= HIGHEST_RANKING:
+        raise RowProblem("malformed_label", field, f"{ranking:g} is not within 1 … 6")
+    return tied("tie", field, source) if ranking == MIDDLE_RANKING else ranking
 
 
 def outcome_of(value: Any, field: str) -> Outcome:
-    """Who won. Raises RowProblem `malformed_label`."""
+    """Outcome for a label. Raises RowProblem `malformed_label`."""
     name = str(value).strip().lower()
-    if isinstance(value, bool) or name not in _WINNERS:
-        known = "model_a, model_b, tie, both_bad"
-        raise RowProblem("malformed_label", field, f"{value!r:.80} is none of {known}")
-    return _WINNERS[name]
+    if isinstance(value, bool) or name not in _OUTCOMES:
+        labels = "model_a, model_b, tie, both_bad"
+        raise RowProblem("malformed_label", field, f"{value!r:.80} is none of {labels}")
+    return _OUTCOMES[name]
 
 
 def won(outcome: Outcome, field: str, source: PreferenceSource) -> float:
-    """The ranking of a pair of which only the winner is known."""
+    """Ranking for an outcome without a strength."""
     if outcome == "1":
         return source.win
     if outcome == "2":
@@ -274,40 +299,43 @@ def won(outcome: Outcome, field: str, source: PreferenceSource) -> float:
 
 
 def tied(outcome: Literal["tie", "both_bad"], field: str, source: PreferenceSource) -> float:
-    """The ranking of a pair of which neither is better, if the recipe takes such pairs."""
+    """Ranking of a pair in which neither is better. Raises RowProblem if the recipe drops these."""
     if source.ties == "drop":
         raise RowProblem(outcome, field, "neither response is preferred")
     return MIDDLE_RANKING
 
 
 def majority(votes: Sequence[Any], field: str, source: PreferenceSource) -> Outcome:
-    """What enough annotators agree on. Raises RowProblem `disagreement`."""
+    """Outcome that enough annotators agree on. Raises RowProblem `disagreement`."""
     counts: Counter[Outcome] = Counter(outcome_of(vote, field) for vote in votes)
     if not counts:
         raise RowProblem("no_preference", field, "nobody annotated this pair")
     outcome, count = counts.most_common(1)[0]
     if count < source.agreement * len(votes):
-        votes_by_outcome = ", ".join(f"{name} {n}" for name, n in sorted(counts.items()))
-        raise RowProblem("disagreement", field, f"annotators say {votes_by_outcome}")
+        votes_by_outcome = [f"{name} {n}" for name, n in sorted(counts.items())]
+        raise RowProblem("disagreement", field, f"annotators say {', '.join(votes_by_outcome)}")
     return outcome
 
 
 def gold_of(ranking: float, row: Row, source: PreferenceSource) -> Gold:
-    """The ranking with the row's own scores, if any, on the scale of 1 to 5. Raises RowProblem."""
-    names = ("score_1", "score_2")
-    values = [row.get(name) for name in names]
-    if values == [None, None]:
+    """Gold with a ranking and the row's own scores, if any, on the scale of 1 to 5.
+
+    Raises:
+        RowProblem: `malformed_label`, a score that is missing or not within the scale.
+    """
+    if row.get("score_1") is None and row.get("score_2") is None:
         return Gold(None, None, ranking)
-    scale = source.scores
-    low, high = (LOWEST_SCORE, HIGHEST_SCORE) if scale is None else (scale.low, scale.high)
+    return Gold(_read_score(row, "score_1", source), _read_score(row, "score_2", source), ranking)
 
-    def score(name: str, value: Any) -> float:
-        if value is None:
-            raise RowProblem("malformed_label", name, "one of two scores is missing")
-        found = number(value, name)
-        if not low <= found <= high:
-            raise RowProblem("malformed_label", name, f"{found:g} is not within {low:g} … {high:g}")
-        return LOWEST_SCORE + (found - low) / (high - low) * (HIGHEST_SCORE - LOWEST_SCORE)
 
-    first, second = map(score, names, values)
-    return Gold(first, second, ranking)
+def _read_score(row: Row, name: str, source: PreferenceSource) -> float:
+    """Score of one response, mapped from the scale of the source to 1 … 5."""
+    value = row.get(name)
+    if value is None:
+        raise RowProblem("malformed_label", name, "one of two scores is missing")
+    low = LOWEST_SCORE if source.scores is None else source.scores.low
+    high = HIGHEST_SCORE if source.scores is None else source.scores.high
+    score = number(value, name)
+    if not low <= score <= high:
+        raise RowProblem("malformed_label", name, f"{score:g} is not within {low:g} … {high:g}")
+    return LOWEST_SCORE + (score - low) / (high - low) * (HIGHEST_SCORE - LOWEST_SCORE)

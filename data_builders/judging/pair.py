@@ -30,7 +30,7 @@ class Frame:
     after: str
 
     def around(self, response_1: str, response_2: str) -> str:
-        """The judging prompt with these responses."""
+        """Judging prompt with two responses."""
         return f"{self.before}{response_1}{self.between}{response_2}{self.after}"
 
 
@@ -39,10 +39,10 @@ class PreferencePair:
     """Two responses to one conversation, with the gold judgement.
 
     Attributes:
-        history: conversation up to the user's turn that is answered; () where `frame` holds it.
-        principle: criterion to judge by, where the row names one.
-        frame: texts around the responses, where the row is a judging prompt itself.
-        sided: False where the row has no order of its own (chosen and rejected).
+        history: conversation up to the user's turn that is answered; () if `frame` holds it.
+        principle: criterion to judge by, if the row names one.
+        frame: texts around the responses, if the row is a judging prompt itself.
+        sided: False if the row has no order of its own (chosen and rejected).
     """
 
     history: tuple[Message, ...]
@@ -54,7 +54,7 @@ class PreferencePair:
     sided: bool = True
 
     def swapped(self) -> PreferencePair:
-        """The same pair with its responses in the other order."""
+        """Same pair with its responses in the other order."""
         gold = self.gold.swapped()
         return replace(self, response_1=self.response_2, response_2=self.response_1, gold=gold)
 
@@ -62,13 +62,15 @@ class PreferencePair:
     def question(self) -> str:
         """Digest of the question that the responses answer; pairs of one question share it."""
         # a frame states the question before its responses
-        before = self.frame and self.frame.before
-        return _digest([[message_to_row(m) for m in self.history], before])
+        framed_question = self.frame and self.frame.before
+        messages = [message_to_row(message) for message in self.history]
+        return _digest([messages, framed_question])
 
     @property
     def key(self) -> str:
         """Digest of question, principle and responses in either order."""
-        return _digest([self.question, self.principle, *sorted((self.response_1, self.response_2))])
+        responses = sorted((self.response_1, self.response_2))
+        return _digest([self.question, self.principle, *responses])
 
 
 def _digest(value: object) -> str:
@@ -77,36 +79,44 @@ def _digest(value: object) -> str:
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-# Marks around the responses in the prompts of Nemotron-RLHF-GenRM-v1.
-_MARKS = tuple((f"[The Begin of Response {n}]", f"[The End of Response {n}]") for n in (1, 2))
+# marks around the responses in the prompts of Nemotron-RLHF-GenRM-v1
+_MARKS = (
+    ("[The Begin of Response 1]", "[The End of Response 1]"),
+    ("[The Begin of Response 2]", "[The End of Response 2]"),
+)
 
 
-def frame_of(messages: Sequence[Message], where: str) -> tuple[Frame, str, str]:
+def frame_of(messages: Sequence[Message], location: str) -> tuple[Frame, str, str]:
     """Split a judging prompt into the texts around its responses, and the two responses.
 
     Raises:
         RowProblem: `unsplit_prompt`, not one user turn with each mark once in their order.
     """
     if len(messages) != 1 or messages[0].role != "user":
-        raise RowProblem("unsplit_prompt", where, "a judging prompt is one user turn")
-    rest = messages[0].content
-    parts: list[str] = []
-    for begin, end in _MARKS:
-        for mark in (begin, end):
-            count = messages[0].content.count(mark)
+        raise RowProblem("unsplit_prompt", location, "a judging prompt is one user turn")
+    prompt = messages[0].content
+    texts: list[str] = []  # text before each response
+    responses: list[str] = []
+    unread = prompt
+    for begin_mark, end_mark in _MARKS:
+        for mark in (begin_mark, end_mark):
+            count = prompt.count(mark)
             if count != 1:
-                raise RowProblem("unsplit_prompt", where, f"{mark} stands {count} times")
-        before, _, inside = rest.partition(begin)
-        response, end_mark, rest = inside.partition(end)
-        if not end_mark:
-            raise RowProblem("unsplit_prompt", where, "the marks of the responses are out of order")
+                raise RowProblem("unsplit_prompt", location, f"{mark} stands {count} times")
+        before, _, marked = unread.partition(begin_mark)
+        response, found_mark, behind = marked.partition(end_mark)
+        if not found_mark:
+            raise RowProblem(
+                "unsplit_prompt", location, "the marks of the responses are out of order"
+            )
         # white space around a response belongs to the frame
-        text_start = len(response) - len(response.lstrip())
-        text_end = text_start + len(response.strip())
-        parts += [before + begin + response[:text_start], response[text_start:text_end]]
-        rest = response[text_end:] + end + rest
-    before, response_1, between, response_2 = parts
-    return Frame(before, between, rest), response_1, response_2
+        start = len(response) - len(response.lstrip())
+        end = start + len(response.strip())
+        texts.append(before + begin_mark + response[:start])
+        responses.append(response[start:end])
+        unread = response[end:] + end_mark + behind
+    frame = Frame(before=texts[0], between=texts[1], after=unread)
+    return frame, responses[0], responses[1]
 
 
 CONTEXT_KEYS = (
@@ -141,27 +151,33 @@ def marked_turns(prompt: Any) -> Any:
     if not isinstance(prompt, str) or "<extra_id_" not in prompt:
         return prompt
     # the split alternates texts and the roles of the marks between them
-    first_text, *rest = _TURN.split(prompt)
-    texts = [first_text, *rest[1::2]]
-    roles = ["user", *(role.lower() for role in rest[::2])]
-    alternate = all(role == ("user", "assistant")[k % 2] for k, role in enumerate(roles))
-    if not alternate or any("<extra_id_" in text for text in texts):
+    parts = _TURN.split(prompt)
+    texts = parts[::2]
+    roles = ["user", *(role.lower() for role in parts[1::2])]
+    expected_roles = [("user", "assistant")[index % 2] for index in range(len(roles))]
+    if roles != expected_roles or any("<extra_id_" in text for text in texts):
         raise RowProblem("malformed_message", "prompt", "turns marked in another way")
     return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=True)]
 
 
-def history_of(row: Row, how: Reading) -> tuple[Message, ...]:
+def history_of(row: Row, reading: Reading) -> tuple[Message, ...]:
     """Read the conversation that both responses answer, without reasoning. Raises RowProblem."""
     for key in CONTEXT_KEYS:
         if row.get(key) is not None:
-            return plain_history(with_system(row, read_prompt(marked_turns(row[key]), how, key)))
+            return plain_history(
+                with_system(row, read_prompt(marked_turns(row[key]), reading, key))
+            )
     if row.get("instruction") is not None:
         return plain_history(with_system(row, (Message("user", request(row)),)))
     raise RowProblem("unrecognised", ", ".join(map(str, row)), "no conversation is there")
 
 
 def plain_history(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Turns without reasoning. Raises RowProblem if the last is no question or a user is silent."""
+    """Remove the reasoning from a history.
+
+    Raises:
+        RowProblem: its last turn is no question, or a user's turn is empty.
+    """
     if not messages or messages[-1].role not in ("user", "tool"):
         raise RowProblem("nothing_to_answer", "the conversation", "it does not end on a question")
     if not messages[-1].content.strip():
@@ -171,22 +187,20 @@ def plain_history(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(replace(message, reasoning=None) for message in messages)
 
 
-def responses_of(row: Row, how: Reading) -> tuple[str, str]:
+def responses_of(row: Row, reading: Reading) -> tuple[str, str]:
     """Read the two responses of a row, without reasoning. Raises RowProblem."""
     for keys in RESPONSE_KEYS:
         if all(row.get(key) is not None for key in keys):
-            response_1, response_2 = (
-                final_answer(read_answer(row[key], how, key), key) for key in keys
-            )
-            return response_1, response_2
+            responses = [final_answer(read_answer(row[key], reading, key), key) for key in keys]
+            return responses[0], responses[1]
     raise RowProblem("unrecognised", ", ".join(map(str, row)), "no two responses are there")
 
 
 def shared_messages(first: Sequence[Message], second: Sequence[Message]) -> int:
-    """Number of equal messages at the start of two conversations, without trailing answers."""
+    """Count the equal messages at the start of two conversations, without trailing answers."""
     count = 0
-    for left, right in zip(first, second, strict=False):
-        if left != right:
+    for first_message, second_message in zip(first, second, strict=False):
+        if first_message != second_message:
             break
         count += 1
     # an equal answer at the end belongs to the two responses, not to their prompt
@@ -195,13 +209,15 @@ def shared_messages(first: Sequence[Message], second: Sequence[Message]) -> int:
     return count
 
 
-def final_answer(turns: Sequence[Message], where: str) -> str:
+def final_answer(turns: Sequence[Message], location: str) -> str:
     """Answer of a response of one turn, with its calls as JSON. Raises RowProblem."""
     if len(turns) != 1 or turns[0].role != "assistant":
-        raise RowProblem("several_turns", where, "a response of more than one assistant turn")
+        raise RowProblem("several_turns", location, "a response of more than one assistant turn")
     # in the form in which `reward.judge.prompt.shown_answer` shows the calls of a completion
-    calls = [json_text({"call": c.name, "arguments": c.arguments}) for c in turns[0].tool_calls]
-    return "\n".join(part for part in (turns[0].content, *calls) if part)
+    parts = [turns[0].content]
+    for call in turns[0].tool_calls:
+        parts.append(json_text({"call": call.name, "arguments": call.arguments}))
+    return "\n".join(part for part in parts if part)
 
 
 def turns_of(value: Any) -> list[str] | None:

@@ -170,7 +170,7 @@ def build_pairs(
                 file.writelines(f"{json_text(row)}\n" for row in _score_rows(prompt, grades))
                 on_progress("grading", pool.completions)
     offline = _propose_offline(recipe, encoder, pool, base_dir, on_progress)
-    write_pairs(offline, work, "offline", shard_pairs=recipe.shard_pairs)
+    write_pairs(offline, work, "offline")
 
     # -- select over all candidates, so that shares and total hold
     if recipe.samples:
@@ -191,7 +191,7 @@ def build_pairs(
             on_progress("writing", written.total())
             yield pair
 
-    files = write_pairs(write_and_show(), out / "pairs", "train", shard_pairs=recipe.shard_pairs)
+    files = write_pairs(write_and_show(), out / "pairs", "train")
     assert sum(files.values()) == len(selection.pairs)
     return BuiltPairs(recipe, pool, selection, files, shown)
 

@@ -34,11 +34,12 @@ SCHEMA = pa.schema(
         *((f"rejected_{name}", kind) for name, kind in _SIDE_COLUMNS),
     ]
 )
+SHARD_PAIRS = 8192  # some tens of MB of chat pairs
 _ROW_GROUP = 512  # pairs held in memory at once
 
 
 def write_pairs(
-    pairs: Iterable[Pair], folder: Path, name: str, *, shard_pairs: int
+    pairs: Iterable[Pair], folder: Path, name: str, *, shard_pairs: int = SHARD_PAIRS
 ) -> dict[str, int]:
     """Write `name-00000.parquet`, … of at most `shard_pairs` pairs each; return file → pairs."""
     folder.mkdir(parents=True, exist_ok=True)

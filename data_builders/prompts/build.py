@@ -46,7 +46,9 @@ BASE = Path()  # paths in a recipe are relative to the working directory
 class PromptSet:
     """Prompts in order of setting and source.
 
-    `skipped` is setting → reason → number of questions that the setting does not ask.
+    Attributes:
+        row_counts: counts of the rows of each source.
+        skipped: setting → reason → number of questions that the setting does not ask.
     """
 
     prompts: list[Prompt]
@@ -106,11 +108,11 @@ class PromptPlan:
         return {"inputs": inputs, "sources": stats["sources"], "templates": stats["templates"]}
 
     def check_inputs(self, out: Path, parents: Sequence[Parent]) -> None:
-        """Raises DataError where inputs have changed since the run in `out` finished."""
+        """Raise DataError if inputs have changed since the run in `out` finished."""
         refuse_changes(read_artifact(out, verify=False), self.inputs, parents)
 
     def build(self) -> PromptSet:
-        """All prompts of the recipe, chosen by the seed.
+        """Build all prompts of the recipe, chosen by the seed.
 
         Raises:
             ConfigError: a `where` that matches nothing, a setting that asks nothing.
@@ -118,18 +120,23 @@ class PromptPlan:
         """
         prompt_set = PromptSet([], {}, {setting.name: Counter() for setting in self._settings})
         questions: list[PromptGroup] = []
-        seen: set[str] = set()
+        seen_digests: set[str] = set()
         for source in self._sources:
             counts = RowCounts()
             prompt_set.row_counts[source.name] = counts
             candidates: list[Candidate] = []
-            for question in distinct_questions(source, counts, seen=seen, base_dir=BASE):
-                reasons = {s.name: why_not(question, source, s) for s in self._settings}
+            for question in distinct_questions(source, counts, seen=seen_digests, base_dir=BASE):
+                reasons = {
+                    setting.name: why_not(question, source, setting) for setting in self._settings
+                }
                 for name, reason in reasons.items():
                     if reason is not None:
                         prompt_set.skipped[name][reason] += 1
-                if asking := [s for s in self._settings if reasons[s.name] is None]:
-                    candidates.append((question, asking))
+                asking_settings = [
+                    setting for setting in self._settings if reasons[setting.name] is None
+                ]
+                if asking_settings:
+                    candidates.append((question, asking_settings))
                 else:
                     distinct_reasons = set(reasons.values())
                     is_shared = len(distinct_reasons) == 1
@@ -149,9 +156,9 @@ class PromptPlan:
 
     def _question_prompts(self, source: AnySource, candidate: Candidate) -> PromptGroup:
         """Prompts of a question in every setting that asks it and every template of its source."""
-        question, asking = candidate
+        question, asking_settings = candidate
         prompts: list[Prompt] = []
-        for setting in asking:
+        for setting in asking_settings:
             for prompt in self._in_setting(question, source, setting):
                 prompts += in_templates(prompt, question.text, source, seed=self._seed)
         return prompts
@@ -159,7 +166,7 @@ class PromptPlan:
     def _in_setting(
         self, question: RowQuestion, source: AnySource, setting: Setting
     ) -> Iterator[Prompt]:
-        """Prompts of a question in one setting: two where the setting asks both reasoning modes."""
+        """Prompts of a question in one setting: two if it asks with reasoning on and off."""
         modes: tuple[bool, ...] = (True, False)
         if setting.thinking != "both":
             draw = unit(self._seed, "thinking", setting.name, question.digest)
@@ -217,12 +224,12 @@ def toolkits_for(
             raise ConfigError(f"source {source.name!r}: there is no environment {name!r}{hint}")
         if source.format == "environment" and source.server is not None:
             check_server(source.server, name, where=f"source {source.name!r}")
-    named_by = {setting.tools: f"setting {setting.name!r}" for setting in settings}
+    users = {setting.tools: f"setting {setting.name!r}" for setting in settings}
     for source in sources:
         if source.environment is not None:
-            named_by[source.environment] = f"source {source.name!r}"
+            users[source.environment] = f"source {source.name!r}"
     toolkits: dict[str, AnyToolkit] = {}
-    for name, user in named_by.items():
+    for name, user in users.items():
         try:
             if name not in (NO_TOOLS, GIVEN_TOOLS):
                 toolkits[name] = toolkit_of(name)
@@ -237,7 +244,8 @@ def _why_nothing(prompt_set: PromptSet, skipped: Counter[str], sources: Sequence
     if skipped:
         return _list_reasons(skipped)
     if not any(counts.rows_in for counts in row_counts):
-        return f"no rows in {', '.join(str(s.path or s.hub) for s in sources)}"
+        paths = [str(source.path or source.hub) for source in sources]
+        return f"no rows in {', '.join(paths)}"
     all_dropped: Counter[str] = Counter()
     examples: list[str] = []
     for counts in row_counts:
@@ -260,7 +268,8 @@ def _take_usable(
     position = 0
     while len(accepted) < n_requested and position < len(candidates):
         n_missing = n_requested - len(accepted)
-        batch = [make_prompts(c) for c in candidates[position : position + n_missing]]
+        batch_candidates = candidates[position : position + n_missing]
+        batch = [make_prompts(candidate) for candidate in batch_candidates]
         position += len(batch)
         for prompts, refusal in zip(batch, _refusals(batch, source, grader), strict=True):
             if refusal is None:
@@ -287,15 +296,19 @@ def _refusals(
     if grader is None:
         return [None] * len(batch)
     # one prompt of each setting and template is enough: the reasoning mode does not change the gold
-    by_setting = [[*{p.setting: p for p in prompts}.values()] for prompts in batch]
-    by_template = [[*{p.template: p for p in prompts}.values()] for prompts in batch]
-    golds = iter(grader.refuse(list(itertools.chain(*by_setting))))
+    by_setting: list[PromptGroup] = []
+    by_template: list[PromptGroup] = []
+    for prompts in batch:
+        by_setting.append([*{prompt.setting: prompt for prompt in prompts}.values()])
+        by_template.append([*{prompt.template: prompt for prompt in prompts}.values()])
+    # the grader is asked about the whole batch at once: it may work on several processes
+    gold_refusals = iter(grader.refuse(list(itertools.chain(*by_setting))))
     template_prompts = list(itertools.chain(*by_template))
-    formats = iter(templates_refused(template_prompts, source.any_templates, grader))
+    template_refusals = iter(templates_refused(template_prompts, source.any_templates, grader))
     refusals: list[str | None] = []
-    for settings, templates in zip(by_setting, by_template, strict=True):
-        reasons = [*itertools.islice(golds, len(settings))]
-        reasons += itertools.islice(formats, len(templates))
+    for setting_prompts, question_templates in zip(by_setting, by_template, strict=True):
+        reasons = [*itertools.islice(gold_refusals, len(setting_prompts))]
+        reasons += itertools.islice(template_refusals, len(question_templates))
         refusals.append(next((reason for reason in reasons if reason is not None), None))
     return refusals
 
@@ -315,7 +328,8 @@ def why_not(question: RowQuestion, source: AnySource, setting: Setting) -> str |
     without_tools = setting.tools == NO_TOOLS
     if without_tools and question.needs_tools:
         return "needs_tools"
-    if without_tools and any(m.tool_calls or m.role == "tool" for m in question.messages):
+    has_calls = any(message.tool_calls or message.role == "tool" for message in question.messages)
+    if without_tools and has_calls:
         return "calls_in_history"
     if setting.tools == GIVEN_TOOLS and question.tools is None:
         return "no_tools_given"
@@ -343,7 +357,9 @@ def prompt_inputs(
             inputs.append(Input(source.name, name, None, None))
             continue
         files = input_files(source.rows(), base_dir)
-        inputs += [Input(source.name, str(p), p.stat().st_size, sha256_file(p)) for p in files]
+        for path in files:
+            digest = sha256_file(path)
+            inputs.append(Input(source.name, str(path), path.stat().st_size, digest))
         paths += files
     return inputs, find_parents(paths, out)
 
@@ -371,5 +387,6 @@ def missing_inputs(sources: Sequence[AnySource], base_dir: Path, *, judge: bool)
 
 def refuse_changes(manifest: Manifest, inputs: Sequence[Input], parents: Sequence[Parent]) -> None:
     """Call `check_unchanged` for an artifact that may have other parents by now."""
-    known = {parent.digest for parent in manifest.parents}
-    check_unchanged(manifest, inputs, *(p.path for p in parents if p.digest not in known))
+    recorded_digests = {parent.digest for parent in manifest.parents}
+    new_parents = [parent.path for parent in parents if parent.digest not in recorded_digests]
+    check_unchanged(manifest, inputs, *new_parents)

@@ -1,4 +1,4 @@
-"""The plan of an evaluation: prompts, environments and graders of tasks of every kind."""
+"""Plan of an evaluation: prompts, environments and graders of tasks of every kind."""
 
 from __future__ import annotations
 
@@ -27,34 +27,46 @@ if TYPE_CHECKING:
 
 
 def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
-    """The tasks whose prompts are rows; None where inspect brings all.
+    """Open the tasks whose prompts are rows; None if all tasks are those of inspect.
 
-    Raises as `PromptPlan`, and ConfigError with all that any task lacks and how to get it.
+    Raises:
+        ConfigError: all that any task lacks on this machine, and how to get it; also the errors of
+            `PromptPlan`.
+        DataError: see `PromptPlan`.
     """
     if recipe.inspect_logs:
         require_inspect("inspect_logs", extra="inspect")
-    rows, missing = recipe.of_rows(), []
-    if rows is not None:
-        missing += missing_inputs(rows.row_tasks, BASE, judge=recipe.judge is not None)
+    row_recipe = recipe.of_rows()
+    missing: list[str] = []
+    if row_recipe is not None:
+        missing += missing_inputs(row_recipe.row_tasks, BASE, judge=recipe.judge is not None)
     if recipe.inspect_tasks:
         require_inspect("a task of inspect", extra="eval-suite")
         from posttrain.evaluation.inspect_adapter.tasks import missing_tasks
 
         missing += missing_tasks(recipe.inspect_tasks)
     if missing:
-        listed = "".join(f"\n  {problem}" for problem in missing)
-        raise ConfigError(f"nothing was run, since this is missing:{listed}")
-    if rows is None:
+        problems = "".join(f"\n  {problem}" for problem in missing)
+        raise ConfigError(f"nothing was run, since this is missing:{problems}")
+    if row_recipe is None:
         return None
-    return PromptPlan(rows.row_tasks, rows.settings, seed=recipe.seed, out=Path(recipe.out))
+    return PromptPlan(
+        row_recipe.row_tasks, row_recipe.settings, seed=recipe.seed, out=Path(recipe.out)
+    )
 
 
 def evaluation_plan(
     recipe: EvalConfig, rows: PromptPlan | None, *, limit: int | None
 ) -> EvaluationPlan:
-    """What an evaluation is made from; `limit` is of the prompts of each task and setting.
+    """Plan an evaluation.
 
-    Raises as `PromptPlan.build` and `task_prompts`, and DataError for a task without a usable row.
+    Args:
+        rows: plan of the tasks whose prompts are rows, from `open_tasks`.
+        limit: maximum number of prompts of each task in each setting; None: all.
+
+    Raises:
+        ConfigError: see `PromptPlan.build` and `task_prompts`.
+        DataError: a task without a usable row.
     """
     from posttrain.evaluation.run import JOURNALS, LABELS, units_of
     from posttrain.evaluation.stage import EvaluationPlan
@@ -67,35 +79,40 @@ def evaluation_plan(
     prompts: list[Prompt] = []
     stats: dict[str, Any] = {"sources": {}}
     if rows is not None:
-        built = rows.build()
-        prompts, parents, inputs = built.prompts, rows.parents, rows.inputs
-        stats = {"sources": built.stats()["sources"]}
+        prompt_set = rows.build()
+        prompts = prompt_set.prompts
+        parents = rows.parents
+        inputs = rows.inputs
+        stats = {"sources": prompt_set.stats()["sources"]}
         for name, counts in stats["sources"].items():
             refuse_missing_data(name, counts)
             if not counts["kept"]:
-                why = [f"{reason} {n:,}" for reason, n in counts["dropped"].items()]
-                why += counts["examples"].values()
+                reasons = [f"{reason} {n:,}" for reason, n in counts["dropped"].items()]
+                reasons += counts["examples"].values()
                 raise DataError(
-                    f"task {name!r} has no usable row of {counts['rows_in']:,}: {'; '.join(why)}"
+                    f"task {name!r} has no usable row of {counts['rows_in']:,}: "
+                    f"{'; '.join(reasons)}"
                 )
     if recipe.inspect_tasks:
-        own, stats["inspect"] = _inspect_tasks(recipe)
-        prompts = [*prompts, *own]
+        inspect_prompts, stats["inspect"] = _inspect_tasks(recipe)
+        prompts = [*prompts, *inspect_prompts]
     units = units_of(prompts, recipe.n_of)
     units = [replace(unit, prompts=unit.prompts[:limit]) for unit in units]
     kept = sum(len(unit.prompts) for unit in units)
     dropped = {"limit": len(prompts) - kept} if len(prompts) > kept else {}
     labels = None if recipe.judge is None else out / JOURNALS / LABELS
+    renderers = {
+        name: renderer_of(recipe.backend_of(name), recipe.path_of(name))
+        for name in recipe.checkpoints
+    }
+    checkpoints = map(recipe.path_of, recipe.checkpoints)
     return EvaluationPlan(
         units=units,
-        renderers={
-            name: renderer_of(recipe.backend_of(name), recipe.path_of(name))
-            for name in recipe.checkpoints
-        },
+        renderers=renderers,
         open_environment=(lambda _: None) if rows is None else rows.open_environment,
         grade=grade_by_name(all_graders(recipe.judge, labels)),
         files={file.path: file.sha256 for file in inputs},
-        parents=[*parents, *checkpoint_parents(map(recipe.path_of, recipe.checkpoints), out=out)],
+        parents=[*parents, *checkpoint_parents(checkpoints, out=out)],
         counts=Counts(len(prompts), kept, dropped),
         stats={**stats, "inputs": as_stats(inputs)},
         judge=recipe.judge and {**recipe.judge.identity(), "prompt": PROMPT_DIGEST},
@@ -104,20 +121,22 @@ def evaluation_plan(
 
 
 def refuse_missing_data(task: str, counts: Mapping[str, Any]) -> None:
-    """Raise ConfigError where rows would be left out since this machine lacks their checkers' data:
-    what is left would be another benchmark under the same name."""
+    """Raise ConfigError if rows were dropped since this machine lacks their checkers' data.
+
+    The other rows would be another benchmark under the same name.
+    """
     reason = NLTK_DATA.partition(":")[0]
-    lost = sum(n for name, n in counts["dropped"].items() if reason in name)
-    if lost:
+    n_dropped = sum(count for name, count in counts["dropped"].items() if reason in name)
+    if n_dropped:
         command = NLTK_DATA.partition(": ")[2]
         raise ConfigError(
-            f"task {task!r}: {lost:,} of {counts['rows_in']:,} rows need data of NLTK that is not "
-            f"installed; nothing was run: {command}"
+            f"task {task!r}: {n_dropped:,} of {counts['rows_in']:,} rows need data of NLTK that is "
+            f"not installed; nothing was run: {command}"
         )
 
 
 def _inspect_tasks(recipe: EvalConfig) -> tuple[list[Prompt], dict[str, Any]]:
-    """Prompts of the tasks of inspect, and how each is run, by unit."""
+    """Prompts of the tasks of inspect, and the settings of each run, by unit."""
     from posttrain.evaluation.inspect_adapter.tasks import inspect_run, task_prompts
 
     prompts: list[Prompt] = []
@@ -130,12 +149,12 @@ def _inspect_tasks(recipe: EvalConfig) -> tuple[list[Prompt], dict[str, Any]]:
 
 
 def grade_by_name(graders: Mapping[str, Grader]) -> Grade:
-    """The graders as evaluation calls them."""
+    """Function that grades attempts by the name of a grader, in the form that evaluation calls."""
     return lambda name, attempts: graders[name].grade([Attempt(*attempt) for attempt in attempts])
 
 
 def grade_of(run: Path) -> Grade:
-    """As a finished run graded its records; a judge's labels are those that it kept."""
+    """Function that grades as a finished run did; a judge's labels are read from the run."""
     from posttrain.evaluation.run import JOURNALS, LABELS
 
     labels = run / JOURNALS / LABELS

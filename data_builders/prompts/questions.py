@@ -47,11 +47,11 @@ class RowQuestion:
     Attributes:
         messages: conversation up to the turn to be answered, with the reasoning of earlier turns.
         tools: JSON text of the tools that the row itself declares.
-        gold: gold answer for a grader, None where there is none.
+        gold: gold answer for a grader; None without one.
         metadata: JSON text of an object, for graders and environments.
         row: raw row, for a setting's `where`.
         state: JSON text of what else tells questions apart, such as the data that its tools read.
-        needs_tools: True where it cannot be answered without the declared tools.
+        needs_tools: True if it cannot be answered without the declared tools.
         text: question without the text that the message puts around it; None where it is the whole
             message.
     """
@@ -68,7 +68,8 @@ class RowQuestion:
     @cached_property
     def digest(self) -> str:
         """Digest of the question and its gold in 16 hex digits; declared tools do not count."""
-        parts = [[message_to_row(m) for m in self.messages], self.gold, self.state]
+        messages = [message_to_row(message) for message in self.messages]
+        parts = [messages, self.gold, self.state]
         text = json_text(parts).encode("utf-8", "surrogatepass")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
@@ -93,7 +94,12 @@ def text_of(row: Row, path: str) -> str:
 
 
 def carried(row: Row, paths: tuple[str, ...], **more: Any) -> str:
-    """Metadata as JSON text: the fields at `paths`, named by their last part, and `more`."""
+    """Metadata of a question as JSON text.
+
+    Args:
+        paths: fields of the row to carry along, each under the last part of its path.
+        more: further keys.
+    """
     metadata: dict[str, Any] = {}
     for path in paths:
         try:
@@ -139,7 +145,7 @@ def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
         RowProblem: a field is missing or empty, or its gold cannot be read.
     """
     question = text_of(row, source.question)
-    options = _options(row, source, question)
+    options = _shown_options(row, source, question)
     gold = None
     if source.gold is not None:
         gold = _gold_letter(row, source, options) if options else _gold_text(row, source)
@@ -170,14 +176,14 @@ def _gold_text(row: Row, source: QuestionPrompts) -> str:
 def _option_texts(row: Row, source: QuestionPrompts) -> list[str]:
     """Texts of the options, in the order of the row."""
     if len(source.options) == 1:
-        listed = field_of(row, source.options[0])
-        if not isinstance(listed, list) or not 2 <= len(listed) <= len(OPTION_LETTERS):
+        values = field_of(row, source.options[0])
+        if not isinstance(values, list) or not 2 <= len(values) <= len(OPTION_LETTERS):
             raise RowProblem("malformed_field", source.options[0], "not a list of options")
-        return [text_of({"option": item}, "option") for item in listed]
+        return [text_of({"option": value}, "option") for value in values]
     return [text_of(row, path) for path in source.options]
 
 
-def _options(row: Row, source: QuestionPrompts, question: str) -> dict[str, str]:
+def _shown_options(row: Row, source: QuestionPrompts, question: str) -> dict[str, str]:
     """Letter → text of each option, in the order in which the prompt shows them."""
     if not source.options:
         return {}
@@ -244,7 +250,7 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
     )
 
 
-def _environment(source: EnvironmentPrompts) -> RLVREnvironment:
+def _environment_of(source: EnvironmentPrompts) -> RLVREnvironment:
     environment = find_environment(source.environment)
     assert environment is not None, "the plan has looked it up"
     return environment
@@ -268,7 +274,7 @@ def read_environment(row: Row, source: EnvironmentPrompts) -> RowQuestion:
     except DataError as error:
         reason, _, detail = str(error).partition(": ")
         raise RowProblem(reason, "agent_ref", detail) from None
-    environment = _environment(source)
+    environment = _environment_of(source)
     names = {source.environment, getattr(environment, "own_name", source.environment)}
     row_environment = native_row.get("environment", source.environment)
     if row_environment not in names:
@@ -297,7 +303,7 @@ READERS: Mapping[str, Callable[[Row, Any], RowQuestion]] = {
 
 
 def total_counts(sources: Iterable[RowCounts]) -> Counts:
-    """Counts of all sources together."""
+    """Sum of the counts of all sources."""
     total = RowCounts()
     for counts in sources:
         total.rows_in += counts.rows_in
@@ -311,23 +317,27 @@ def distinct_questions(
 ) -> Iterator[RowQuestion]:
     """Questions of a source without duplicates; rows that give none are counted as dropped.
 
-    Raises the errors of `read_rows`, and ConfigError for an environment that generates no rows.
-
     Args:
         seen: digests of the questions of earlier sources; those of this one are added.
+
+    Raises:
+        ConfigError: an environment that generates no rows; also the errors of `read_rows`.
+        DataError: see `read_rows`.
     """
-    read = READERS[source.format]
+    read_row_question = READERS[source.format]
     config = source.rows()
     if isinstance(source, EnvironmentPrompts) and source.generated is not None:
         name = source.environment
-        generated = _environment(source).rows(seed=source.generated, count=source.count or 0)
+        generated = _environment_of(source).rows(seed=source.generated, count=source.count or 0)
         if not generated:
             raise ConfigError(f"source {source.name!r}: {name} generates no rows; give a path")
-        raws = (RawRow(row, name, number) for number, row in enumerate(generated, start=1))
-        rows = matching_rows(raws, SeenFields(config))
+        raw_rows = (RawRow(row, name, number) for number, row in enumerate(generated, start=1))
+        rows = matching_rows(raw_rows, SeenFields(config))
     else:
         rows = read_rows(config, base_dir)
-    questions = read_each(rows, config, read=lambda raw: read(raw.row, source), counts=counts)
+    questions = read_each(
+        rows, config, read=lambda raw: read_row_question(raw.row, source), counts=counts
+    )
     for question in questions:
         if isinstance(question, Drop):
             continue

@@ -1,4 +1,4 @@
-"""What a family makes: a draft of one item, and the transcript that builds its conversation.
+"""Draft of one item, as a family makes it, and the transcript that builds its conversation.
 
 A draft's `key` says what the question is about, whatever its wording: it alone decides whether the
 content belongs to training or is held out.
@@ -32,9 +32,15 @@ SERVICES = ("mail", "web", "disk", "cron", "auth")
 
 @dataclass(frozen=True, slots=True)
 class ItemDraw:
-    """What a family is given: a keyed generator and the choices made before it.
+    """Random generator and choices that a family makes one item from.
 
-    `side` is 0 or 1 in families of pairs; both sides consume the same `rng` alike.
+    Attributes:
+        rng: generator keyed by the item's place.
+        difficulty: 1 to 5; each family says what it counts.
+        verbosity: length of the worked reasoning.
+        with_tools: whether to declare tools, in families that can do without.
+        side: 0 or 1 in families of pairs, else 0; both sides draw the same numbers from `rng`, so
+            that they differ only in what `side` decides.
     """
 
     rng: random.Random
@@ -46,34 +52,51 @@ class ItemDraw:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An item before it has its id and its place; docs/guides/tiny-world.md has the fields."""
+    """An item without its id and its place; docs/guides/tiny-world.md describes the fields.
+
+    Attributes:
+        key: what the question is about, whatever its wording.
+        question: number of the wording and the text, from `pick_wording`.
+        grading: None: "number" if the gold is one, else "words".
+        gold_state: None: the initial state.
+    """
 
     key: str
     task: str
-    question: tuple[int, str]  # from `worded`
+    question: tuple[int, str]
     reference: tuple[dict[str, Any], ...]
     gold: str
-    grading: Grading | None = None  # None: a number where the gold is one, else words
+    grading: Grading | None = None
     tools: tuple[str, ...] = ()
     initial_state: Mapping[str, Any] | None = None
-    gold_state: Mapping[str, Any] | None = None  # None: the initial one
+    gold_state: Mapping[str, Any] | None = None
     fault: Mapping[str, Any] | None = None
     minimum_calls: int = 0
     options: tuple[str, ...] = ()
     replies: tuple[str, ...] = ()
 
 
-def worded(draw: ItemDraw, wordings: str, **words: object) -> tuple[int, str]:
-    """The number of one of the wordings, which bars separate, and the question in it."""
-    choices = wordings.split("|")
-    paraphrase = draw.rng.randrange(len(choices))
-    return paraphrase, choices[paraphrase].format(**words)
+def pick_wording(draw: ItemDraw, wordings: str, **words: object) -> tuple[int, str]:
+    """Draw one of the wordings and fill in its words.
+
+    Args:
+        wordings: templates of the question, separated by bars.
+
+    Returns:
+        Number of the wording and the question.
+    """
+    templates = wordings.split("|")
+    paraphrase = draw.rng.randrange(len(templates))
+    return paraphrase, templates[paraphrase].format(**words)
 
 
-def reason(verbosity: Verbosity, steps: Sequence[str], *, opening: str, result: str) -> str:
-    """Worked reasoning at one of three lengths; every length contains every step.
+def write_reasoning(
+    verbosity: Verbosity, steps: Sequence[str], *, opening: str, result: str
+) -> str:
+    """Write the worked reasoning at one of three lengths; every length contains every step.
 
-    chatty goes through the steps a second time and finds nothing: room for length control.
+    The chatty one goes through the steps twice and finds nothing new: length control can learn to
+    leave that out.
     """
     worked = "\n".join(steps)
     if verbosity == "terse":
@@ -86,28 +109,38 @@ def reason(verbosity: Verbosity, steps: Sequence[str], *, opening: str, result: 
     )
 
 
-def idle_tools(draw: ItemDraw) -> tuple[str, ...]:
-    """Two tools to declare with a question that needs none, so that declared does not mean called;
-    () where none is to be declared."""
+def draw_idle_tools(draw: ItemDraw) -> tuple[str, ...]:
+    """Draw two tools to declare with a question that needs none; () if none is to be declared.
+
+    They teach that a declared tool need not be called.
+    """
     return tuple(draw.rng.sample(IDLE_TOOLS, 2)) if draw.with_tools else ()
 
 
-def user(text: str) -> dict[str, Any]:
+def user_message(text: str) -> dict[str, Any]:
+    """User's message in OpenAI's form."""
     return {"role": "user", "content": text}
 
 
-def assistant(text: str, reasoning: str) -> dict[str, Any]:
+def assistant_message(text: str, reasoning: str) -> dict[str, Any]:
+    """Assistant's message with its reasoning, in OpenAI's form."""
     return {"role": "assistant", "content": text, "reasoning_content": reasoning}
 
 
-def answered(
+def answer_message(
     draw: ItemDraw, steps: Sequence[str], gold: str, *, opening: str, result: str | None = None
 ) -> dict[str, Any]:
-    """The answer to a question that needs no call, with its reasoning."""
-    return assistant(gold, reason(draw.verbosity, steps, opening=opening, result=result or gold))
+    """Write the answer to a question that needs no call, with its reasoning.
+
+    Args:
+        result: conclusion of the reasoning; None: the gold.
+    """
+    conclusion = result or gold
+    reasoning = write_reasoning(draw.verbosity, steps, opening=opening, result=conclusion)
+    return assistant_message(gold, reasoning)
 
 
-def worked_out(
+def reasoned_draft(
     draw: ItemDraw,
     steps: Sequence[str],
     gold: str,
@@ -116,8 +149,8 @@ def worked_out(
     result: str | None = None,
     **fields: Any,
 ) -> Draft:
-    """The item whose reference is reasoning and the answer."""
-    reference = answered(draw, steps, gold, opening=opening, result=result)
+    """Draft an item whose reference is one message: the reasoning and the answer."""
+    reference = answer_message(draw, steps, gold, opening=opening, result=result)
     return Draft(reference=(reference,), gold=gold, **fields)
 
 
@@ -134,7 +167,9 @@ class Transcript:
     ) -> None:
         self.world = ToolWorld(state, fault=fault, declared=tools)
         self.messages: list[dict[str, Any]] = []
-        self._draw, self._given = draw, {"initial_state": state, "fault": fault}
+        self._draw = draw
+        self._state = state
+        self._fault = fault
         self._tools = tuple(tools)
 
     def call(
@@ -146,16 +181,19 @@ class Transcript:
         opening: str,
         result: str | None = None,
     ) -> str:
-        """One assistant step that calls one tool; returns the tool's result.
+        """Add an assistant step that calls one tool, and the tool's result, which it returns.
 
         Without a `result` the reasoning concludes with the tool's name.
         """
         identity = f"call_{len(self.world.calls)}"
-        text = json.dumps(dict(arguments), separators=(",", ":"))
-        function = {"name": name, "arguments": text}
-        thought = reason(self._draw.verbosity, [step], opening=opening, result=result or name)
+        arguments_text = json.dumps(dict(arguments), separators=(",", ":"))
+        function = {"name": name, "arguments": arguments_text}
+        conclusion = result or name
+        reasoning = write_reasoning(
+            self._draw.verbosity, [step], opening=opening, result=conclusion
+        )
         calls = [{"id": identity, "type": "function", "function": function}]
-        self.messages.append(assistant("", thought) | {"tool_calls": calls})
+        self.messages.append(assistant_message("", reasoning) | {"tool_calls": calls})
         output = self.world.call(name, arguments)
         self.messages.append(
             {"role": "tool", "tool_call_id": identity, "name": name, "content": output}
@@ -163,10 +201,18 @@ class Transcript:
         return output
 
     def answer(self, text: str, reasoning: str | None = None) -> None:
-        """The final step; the reasoning is the answer itself where none is given."""
-        self.messages.append(assistant(text, text if reasoning is None else reasoning))
+        """Add the final step; without a reasoning, the answer is its own reasoning."""
+        self.messages.append(assistant_message(text, text if reasoning is None else reasoning))
 
     def draft(self, **fields: Any) -> Draft:
-        """The item whose reference this is; the calls made are its fewest unless given."""
-        given = {"minimum_calls": len(self.world.calls), "tools": self._tools, **self._given}
-        return Draft(reference=tuple(self.messages), **{**given, **fields})
+        """Draft the item whose reference this is.
+
+        Its minimum number of calls is the number made, unless `fields` say otherwise.
+        """
+        own_fields = {
+            "minimum_calls": len(self.world.calls),
+            "tools": self._tools,
+            "initial_state": self._state,
+            "fault": self._fault,
+        }
+        return Draft(reference=tuple(self.messages), **{**own_fields, **fields})

@@ -25,69 +25,77 @@ STATUSES = ("open", "closed")
 
 
 class WorldTool(NamedTuple):
-    """One tool: what it says of itself, its string parameters, and what it does."""
+    """A tool: its description, the names of its string parameters, and its function."""
 
     description: str
     parameters: tuple[str, ...]
     run: Callable[[State, Arguments], str]
 
 
-def _row(state: State, table: str, key: object, named: str = "") -> Any:
-    if key not in (rows := state.get(table, {})):
-        raise LookupError(f"no {named}{key}")
+def _find_row(state: State, table: str, key: object, label: str = "") -> Any:
+    """Row of a table. Raises LookupError, which names `label` and the key."""
+    rows = state.get(table, {})
+    if key not in rows:
+        raise LookupError(f"no {label}{key}")
     return rows[key]
 
 
-def _ticket(state: State, arguments: Arguments) -> Any:
-    return _row(state, "tickets", str(arguments["ticket"]), "ticket ")
+def _find_ticket(state: State, arguments: Arguments) -> Any:
+    return _find_row(state, "tickets", str(arguments["ticket"]), "ticket ")
 
 
-def _look_up(table: str) -> Callable[[State, Arguments], str]:
-    return lambda state, arguments: str(_row(state, table, arguments["item"]))
+def _make_lookup(table: str) -> Callable[[State, Arguments], str]:
+    """Function of a tool that looks an item up in a table."""
+    return lambda state, arguments: str(_find_row(state, table, arguments["item"]))
 
 
 def _calculate(_: State, arguments: Arguments) -> str:
     match = re.fullmatch(r"\s*(\d{1,9})\s*([+*-])\s*(\d{1,9})\s*", str(arguments["expression"]))
     if match is None:
         raise LookupError("not a sum")
-    left, right = int(match[1]), int(match[3])
+    left = int(match[1])
+    right = int(match[3])
     return str({"+": left + right, "-": left - right, "*": left * right}[match[2]])
 
 
 def _check_price(state: State, arguments: Arguments) -> str:
-    price = _row(state, "price", arguments["item"])
+    price = _find_row(state, "price", arguments["item"])
     return "right" if str(price) == str(arguments["price"]).strip() else "wrong"
 
 
 def _list_tickets(state: State, arguments: Arguments) -> str:
     tickets = state.get("tickets", {})
-    mine = sorted(key for key, ticket in tickets.items() if ticket["owner"] == arguments["owner"])
-    return " ".join(mine) if mine else "none"
+    owner = arguments["owner"]
+    keys = sorted(key for key, ticket in tickets.items() if ticket["owner"] == owner)
+    return " ".join(keys) if keys else "none"
 
 
 def _set_status(state: State, arguments: Arguments) -> str:
-    ticket, status = _ticket(state, arguments), arguments["status"]
+    ticket = _find_ticket(state, arguments)
+    status = arguments["status"]
     if status not in STATUSES:
         raise LookupError(f"no status {status}")
-    needed = ticket.get("needs")
-    if status == "closed" and needed and state["tickets"][needed]["status"] != "closed":
-        raise LookupError(f"ticket {needed} is open")
+    needed_key = ticket.get("needs")
+    if status == "closed" and needed_key and state["tickets"][needed_key]["status"] != "closed":
+        raise LookupError(f"ticket {needed_key} is open")
     ticket["status"] = status
     return "ok"
 
 
 def _set_owner(state: State, arguments: Arguments) -> str:
-    _ticket(state, arguments)["owner"] = str(arguments["owner"])
+    _find_ticket(state, arguments)["owner"] = str(arguments["owner"])
     return "ok"
 
 
 TOOLS: dict[str, WorldTool] = {
     "calculate": WorldTool("Work out a sum.", ("expression",), _calculate),
-    "get_price": WorldTool("Price of an item.", ("item",), _look_up("price")),
-    "get_stock": WorldTool("Stock of an item.", ("item",), _look_up("stock")),
-    "get_owner": WorldTool("Owner of an item.", ("item",), _look_up("owner")),
-    "get_city": WorldTool("City of an item.", ("item",), _look_up("city")),
-    "cached_price": WorldTool("Last known price of an item.", ("item",), _look_up("cached_price")),
+    "get_price": WorldTool("Price of an item.", ("item",), _make_lookup("price")),
+    "get_stock": WorldTool("Stock of an item.", ("item",), _make_lookup("stock")),
+    "get_owner": WorldTool("Owner of an item.", ("item",), _make_lookup("owner")),
+    "get_city": WorldTool("City of an item.", ("item",), _make_lookup("city")),
+    "cached_price": WorldTool(
+        "Last known price of an item.", ("item",), _make_lookup("cached_price")
+    ),
     "check_price": WorldTool("Check the price of an item.", ("item", "price"), _check_price),
     "list_tickets": WorldTool("Tickets of an owner.", ("owner",), _list_tickets),
     "set_status": WorldTool("Set the status of a ticket.", ("ticket", "status"), _set_status),
@@ -97,21 +105,17 @@ TOOLS: dict[str, WorldTool] = {
 
 def tool_schemas(names: Sequence[str]) -> list[dict[str, Any]]:
     """OpenAI function schemas of the named tools, in that order."""
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": TOOLS[name].description,
-                "parameters": {
-                    "type": "object",
-                    "properties": {p: {"type": "string"} for p in TOOLS[name].parameters},
-                    "required": list(TOOLS[name].parameters),
-                },
-            },
+    schemas: list[dict[str, Any]] = []
+    for name in names:
+        tool = TOOLS[name]
+        parameters = {
+            "type": "object",
+            "properties": {parameter: {"type": "string"} for parameter in tool.parameters},
+            "required": list(tool.parameters),
         }
-        for name in names
-    ]
+        function = {"name": name, "description": tool.description, "parameters": parameters}
+        schemas.append({"type": "function", "function": function})
+    return schemas
 
 
 class ToolWorld:
@@ -141,9 +145,8 @@ class ToolWorld:
         if name not in self._declared or name not in TOOLS:
             return f"error: no tool {name}"
         tool = TOOLS[name]
-        if set(arguments) != set(tool.parameters) or not all(
-            isinstance(value, str | int) for value in arguments.values()
-        ):
+        has_scalars = all(isinstance(value, str | int) for value in arguments.values())
+        if set(arguments) != set(tool.parameters) or not has_scalars:
             return f"error: {name} takes {', '.join(tool.parameters)}"
         if self._fault and self._fault["tool"] == name and self._fault["times"] > 0:
             self._fault["times"] -= 1
@@ -158,12 +161,16 @@ class TinyWorldToolkit:
     """The tools that each prompt's item declares."""
 
     def schemas(self, prompt: Prompt) -> str:
-        """JSON text of the declared tools' schemas. Raises DataError: the prompt is no item."""
-        return json_text(tool_schemas(_item(prompt)["tools_declared"]))
+        """JSON text of the declared tools' schemas.
+
+        Raises:
+            DataError: the prompt is no item of the tiny world.
+        """
+        return json_text(tool_schemas(_item_metadata(prompt)["tools_declared"]))
 
     def open(self, prompt: Prompt) -> TinyWorldEnvironment:
-        """A world of its own for one completion, at the item's start. Raises as `schemas`."""
-        item = _item(prompt)
+        """Open a world for one completion, in the item's initial state. Raises as `schemas`."""
+        item = _item_metadata(prompt)
         world = ToolWorld(
             item["initial_state"], fault=item["fault"], declared=item["tools_declared"]
         )
@@ -181,17 +188,21 @@ class TinyWorldEnvironment:
         return writable(self.world.call(name, arguments))
 
     def snapshot(self) -> str:
-        """The state after the calls, and the names of all that were called, in order."""
-        end = {"state": self.world.state, "calls": self.world.calls}
+        """JSON text of the state after the calls and of the names of all calls, in order."""
+        final = {"state": self.world.state, "calls": self.world.calls}
         # ASCII, since a model may have written half a surrogate pair into a name or the state
-        return json.dumps(end, separators=(",", ":"))
+        return json.dumps(final, separators=(",", ":"))
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """Do nothing: there is nothing to release."""
 
 
-def _item(prompt: Prompt) -> dict[str, Any]:
-    """The item's metadata, with what an environment reads of it."""
+def _item_metadata(prompt: Prompt) -> dict[str, Any]:
+    """Metadata of a prompt's item, checked to have the fields that an environment reads.
+
+    Raises:
+        DataError: a field is missing, or a declared tool is unknown.
+    """
     item = metadata_of(prompt)
     for field in ("initial_state", "fault", "tools_declared"):
         if field not in item:

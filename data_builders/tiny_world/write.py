@@ -31,11 +31,14 @@ from posttrain.errors import ConfigError
 from posttrain.records import json_text, message_to_template
 from posttrain.runs import Counts, Manifest, Run, atomic_write_json, atomic_write_text
 
-# -- the tokenizer: a byte-level BPE, every digit one token, every tag one token, any text exact --
-# The some 200 words that Nemotron's template writes around tool declarations are two added tokens,
-# read off the template: they would fill half of a small model's context.
+# -- the tokenizer --------------------------------------------------------------------------------
+# A byte-level BPE that keeps any text exactly; every digit and every tag is one token. The some 200
+# words that Nemotron's template writes around tool declarations are two added tokens, read off the
+# template: they would fill half of a small model's context.
 
-PAD, START, END = "<|pad|>", "<|im_start|>", "<|im_end|>"
+PAD = "<|pad|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
 CONTROL = (PAD, START, END)
 # ordinary text to a decoder, so that skipping special tokens loses no reasoning and no call
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -45,18 +48,19 @@ PIECES = r" ?\p{L}[\p{L}_]*|\p{N}|(?:\n?</?[a-z_]+[>=])+| ?[^\s\p{L}\p{N}<]+|<|\
 
 
 def tool_frame(template: ChatTemplate) -> tuple[str, str]:
-    """The constant text before and after the declared tools in a template's system block."""
+    """Constant text before and after the declared tools in a template's system block."""
     function = {"name": "f", "parameters": {"type": "object", "properties": {}}}
     text = template.text(
         [{"role": "user", "content": ""}], tools=[{"type": "function", "function": function}]
     )
-    first, last = text.index("\n<function>"), text.index("</function>") + len("</function>")
-    begin = text.index("\n", text.index(START)) + 1
-    return text[begin:first], text[last : text.index(END)]
+    block_start = text.index("\n", text.index(START)) + 1
+    tools_start = text.index("\n<function>")
+    tools_end = text.index("</function>") + len("</function>")
+    return text[block_start:tools_start], text[tools_end : text.index(END)]
 
 
 def train_tokenizer(texts: Iterable[str], *, template: ChatTemplate, vocab_size: int) -> Tokenizer:
-    """Train on rendered conversations; deterministic for the same texts in the same order."""
+    """Train a tokenizer on rendered conversations; the same texts in order give the same one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -75,23 +79,26 @@ def train_tokenizer(texts: Iterable[str], *, template: ChatTemplate, vocab_size:
         show_progress=False,
     )
     tokenizer.add_special_tokens(control)
-    tokenizer.train_from_iterator(
-        _without(texts, [*tool_frame(template), *TAGS, *CONTROL]), trainer
-    )
+    # added tokens need no merges
+    added_texts = [*tool_frame(template), *TAGS, *CONTROL]
+    tokenizer.train_from_iterator(_split_at(texts, added_texts), trainer)
     tokenizer.add_tokens([*tags, *frame])
     return tokenizer
 
 
-def _without(texts: Iterable[str], fixed: list[str]) -> Iterable[str]:
-    """What is left of the texts once every added token is taken out: it needs no merges."""
+def _split_at(texts: Iterable[str], separators: list[str]) -> Iterator[str]:
+    """Split texts at all separators, which are left out, into pieces that are not empty."""
     for text in texts:
-        for token in fixed:
-            text = text.replace(token, "\x00")
-        yield from (piece for piece in text.split("\x00") if piece)
+        for separator in separators:
+            # a character that no text of the tiny world has
+            text = text.replace(separator, "\x00")
+        for piece in text.split("\x00"):
+            if piece:
+                yield piece
 
 
 def write_tokenizer(tokenizer: Tokenizer, out: Path, *, template: ChatTemplate) -> list[str]:
-    """Write the files `transformers.AutoTokenizer` reads; returns their names."""
+    """Write the files that `transformers.AutoTokenizer` reads. Returns their names."""
     out.mkdir(parents=True, exist_ok=True)
     atomic_write_text(out / "tokenizer.json", tokenizer.to_str(pretty=False) + "\n")
     atomic_write_json(
@@ -113,25 +120,34 @@ def write_tokenizer(tokenizer: Tokenizer, out: Path, *, template: ChatTemplate) 
 
 
 def check_families(config: TinyWorldConfig) -> None:
+    """Raise ConfigError for a family that there is not."""
     for name in config.families:
         if name not in FAMILIES:
             raise ConfigError(f"families.{name}: no such family{nearest(name, tuple(FAMILIES))}")
 
 
 def items_of(config: TinyWorldConfig, family: str, split: Split) -> Iterator[dict[str, Any]]:
-    """A family's items of one split in order, repeats included."""
-    rows, words, train = config.families[family], config.verbosity, split == "train"
+    """Items of one family and split, in order, repeats included."""
+    rows = config.families[family]
+    verbosity = config.verbosity
     choices = Choices(
         difficulties=rows.difficulties,
-        verbosity=(words.terse, words.plain, words.chatty),
+        verbosity=(verbosity.terse, verbosity.plain, verbosity.chatty),
         tools_declared=rows.tools_declared,
         several_turns=rows.several_turns,
     )
-    seed, count = (config.seed, rows.train) if train else (config.heldout_seed, rows.heldout)
-    return (make_item(Place(seed, split, family, k), choices) for k in range(count))
+    if split == "train":
+        seed = config.seed
+        count = rows.train
+    else:
+        seed = config.heldout_seed
+        count = rows.heldout
+    for index in range(count):
+        yield make_item(Place(seed, split, family, index), choices)
 
 
-def _tokenizer_texts(config: TinyWorldConfig, template: ChatTemplate) -> Iterator[str]:
+def _render_tokenizer_texts(config: TinyWorldConfig, template: ChatTemplate) -> Iterator[str]:
+    """Render the conversations that the tokenizer is trained on: the first rows of each family."""
     for family in config.families:
         items = items_of(config, family, "train")
         for item in itertools.islice(items, config.tokenizer.rows_per_family):
@@ -141,50 +157,59 @@ def _tokenizer_texts(config: TinyWorldConfig, template: ChatTemplate) -> Iterato
 
 
 def _write_rows(config: TinyWorldConfig, split: Split, out: Path) -> dict[str, int]:
-    """One file a family that has rows in the split; the rows of each."""
-    sizes: dict[str, int] = {}
+    """Write a file for each family that has rows in the split. Returns the rows of each."""
+    row_counts: dict[str, int] = {}
     for family, rows in config.families.items():
         if not (rows.train if split == "train" else rows.heldout):
             continue
-        lines: dict[object, str] = {}
-        for place, item in enumerate(items_of(config, family, split)):
-            content: object = place
-            if split == "heldout":
-                state = item["metadata"]["initial_state"]
-                content = json_text([item["prompt"], item["tools"], state])
-            row = training_row(item) if split == "train" else heldout_row(item)
-            lines.setdefault(content, json_text(row) + "\n")
-        atomic_write_text(out / split / f"{family}.jsonl", "".join(lines.values()))
-        sizes[family] = len(lines)
-    return sizes
+        items = items_of(config, family, split)
+        if split == "train":
+            lines = [json_text(training_row(item)) + "\n" for item in items]
+        else:
+            lines = _distinct_heldout_lines(items)
+        atomic_write_text(out / split / f"{family}.jsonl", "".join(lines))
+        row_counts[family] = len(lines)
+    return row_counts
+
+
+def _distinct_heldout_lines(items: Iterable[dict[str, Any]]) -> list[str]:
+    """JSON lines of the held-out items; of those that ask the same the first alone."""
+    lines: dict[str, str] = {}
+    for item in items:
+        state = item["metadata"]["initial_state"]
+        content = json_text([item["prompt"], item["tools"], state])
+        lines.setdefault(content, json_text(heldout_row(item)) + "\n")
+    return list(lines.values())
 
 
 def write_world(run: Run, config: TinyWorldConfig, *, template: ChatTemplate) -> Manifest:
     """Write the artifact: rows, tokenizer and manifest."""
     check_families(config)
     out = run.path
-    sizes = {split: _write_rows(config, split, out) for split in SPLITS}
+    row_counts = {split: _write_rows(config, split, out) for split in SPLITS}
     tokenizer = train_tokenizer(
-        _tokenizer_texts(config, template),
+        _render_tokenizer_texts(config, template),
         template=template,
         vocab_size=config.tokenizer.vocab_size,
     )
     names = write_tokenizer(tokenizer, out / "tokenizer", template=template)
-    files: dict[str, int | None] = {
-        f"{split}/{family}.jsonl": rows
-        for split, families in sizes.items()
-        for family, rows in families.items()
-    }
-    kept = sum(filter(None, files.values()))
+    files: dict[str, int | None] = {}
+    kept = 0
+    for split, count_by_family in row_counts.items():
+        for family, count in count_by_family.items():
+            files[f"{split}/{family}.jsonl"] = count
+            kept += count
+    for name in names:
+        files[f"tokenizer/{name}"] = None
     requested = sum(rows.train + rows.heldout for rows in config.families.values())
     return run.finish(
         counts=Counts(requested, kept, {"repeated_heldout": requested - kept}),
-        files=files | {f"tokenizer/{name}": None for name in names},
+        files=files,
         template_digest=template.digest,
         seed=config.seed,
         stats={
-            "train_rows": sizes["train"],
-            "heldout_rows": sizes["heldout"],
+            "train_rows": row_counts["train"],
+            "heldout_rows": row_counts["heldout"],
             "vocabulary": tokenizer.get_vocab_size(),
         },
     )

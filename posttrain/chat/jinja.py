@@ -1,4 +1,4 @@
-"""The sandboxed Jinja that chat templates run in, and the marks that find messages in its output.
+"""Sandboxed Jinja in which chat templates run, and the marks that find messages in its output.
 
     {% for message in messages %}   →   {% for message in messages %}{{ message | __mark__ }}
 
@@ -21,7 +21,8 @@ from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-MARK = "__mark__"  # name of the filter, and of the variable that holds the function of marks
+# name of the filter, and of the variable that holds the function of marks
+MARK = "__mark__"
 GENERATION_START = "generation-start"
 GENERATION_END = "generation-end"
 
@@ -173,7 +174,8 @@ def _message_aliases(tree: nodes.Template) -> frozenset[str]:
         source = assign.node
         if isinstance(source, nodes.Getitem):
             if not isinstance(source.arg, nodes.Slice):
-                continue  # one message is no list of messages
+                # one message is no list of messages
+                continue
             source = source.node
         is_alias = isinstance(source, nodes.Name) and source.name in aliases
         if isinstance(target, nodes.Name) and is_alias:

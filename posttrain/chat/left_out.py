@@ -1,4 +1,4 @@
-"""What a template silently leaves out of a conversation: texts, traces, calls, results, tools.
+"""Losses: parts of a conversation that a template silently leaves out, such as traces or tools.
 
 One proof, that every part of a message stands in the sequence that trains or first shows it, is
 run on two conversations: on the record itself, and once per *shape* on a stand-in with a unique
@@ -100,12 +100,12 @@ def losses(
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """The first sequence that holds some messages.
+    """Text of some messages, in the first sequence that holds them.
 
     Attributes:
         messages: indices of the messages that this sequence is the first to hold.
-        new: its text without earlier messages.
-        sample: the sequence, where it holds earlier messages too.
+        new: text of the sequence without earlier messages.
+        sample: the sequence; None where it holds no earlier messages.
     """
 
     messages: range
@@ -126,19 +126,20 @@ def _texts(
     samples: Sequence[TrainingSample] | None,
     every_step: bool,
 ) -> list[_Text] | None:
-    """The texts of all messages up to the last answer; None if the template refuses."""
+    """Texts of all messages up to the last answer; None if the template refuses the record."""
     every_turn = _splits_every_turn(template)
     if samples is None and every_turn is not None:
         try:
             samples = training_samples(example, template, every_step=every_step)
-        except RenderError:  # no mask can be determined, though the template may write a text
+        except RenderError:
+            # no mask can be determined, though the template may write a text
             samples = None
     messages = example.messages
     stops = [len(messages)]
-    is_one_sequence = (
+    trained_to_the_end = (
         samples and len(samples) == 1 and samples[0].trained_messages[-1] == len(messages) - 1
     )
-    if not is_one_sequence:
+    if not trained_to_the_end:
         plans = sequences(messages, every_turn=bool(every_turn), every_step=every_step)
         stops = [plan.stop for plan in plans] or stops
     ranges = [range(start, stop) for start, stop in itertools.pairwise([0, *stops])]
@@ -157,8 +158,10 @@ def _texts(
 
 
 def _text_of(sample: TrainingSample, messages: range) -> _Text:
-    new = "".join(s.text for s in sample.segments if s.message_index >= messages.start)
-    return _Text(messages, new, sample if messages.start else None)
+    """Text of the messages that a sequence is the first to hold."""
+    new_segments = [part for part in sample.segments if part.message_index >= messages.start]
+    new_text = "".join(segment.text for segment in new_segments)
+    return _Text(messages, new_text, sample if messages.start else None)
 
 
 @functools.lru_cache(maxsize=64)
@@ -183,7 +186,7 @@ def _unwritten(messages: Sequence[Message], texts: Sequence[_Text]) -> Iterator[
 
 
 def _parts(message: Message) -> Iterator[tuple[LossKind, str]]:
-    """Everything of a message that a template should write."""
+    """Parts of a message that a template should write, each with its kind."""
     yield _KIND_OF_ROLE.get(message.role, "text"), message.content
     if message.role == "assistant" and message.reasons:
         yield "reasoning", message.reasoning or ""
@@ -216,9 +219,9 @@ def _is_written(part: str, text: str) -> bool:
     part = part.strip()
     if not part or part in text:
         return True
-    bare = text.translate(_LAYOUT)
+    text_without_layout = text.translate(_LAYOUT)
     spellings = (part, json.dumps(part, ensure_ascii=False), json.dumps(part), repr(part))
-    return any(spelling.translate(_LAYOUT) in bare for spelling in spellings)
+    return any(spelling.translate(_LAYOUT) in text_without_layout for spelling in spellings)
 
 
 # -- the stand-in of a shape -----------------------------------------------------------------------
@@ -226,7 +229,7 @@ def _is_written(part: str, text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _CallShape:
-    """The shape of a tool call."""
+    """Shape of a tool call."""
 
     has_arguments: bool
     has_id: bool
@@ -234,7 +237,7 @@ class _CallShape:
 
 @dataclass(frozen=True, slots=True)
 class _MessageShape:
-    """The shape of a message: which parts it has, whatever their texts.
+    """Shape of a message: the parts that it has, whatever their texts.
 
     Attributes:
         answers: for a result, index of its call among all calls of the conversation; -1 if its id
@@ -252,7 +255,7 @@ class _MessageShape:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The shape of a conversation; all conversations of a shape lose the same parts."""
+    """Shape of a conversation; all conversations of a shape lose the same parts."""
 
     messages: tuple[_MessageShape, ...]
     has_tools: bool
@@ -287,10 +290,11 @@ class _Shape:
         return _Shape(tuple(shapes), example.tools is not None)
 
     def stand_in(self) -> Example:
-        """A conversation of this shape with a unique word for every part."""
+        """Make a conversation of this shape with a unique word for every part."""
         words = (f"zq{k}x" for k in itertools.count())
         messages: list[Message] = []
-        call_names: list[str] = []  # of all calls so far
+        # names of all calls so far
+        call_names: list[str] = []
         for shape in self.messages:
             text = next(words) if shape.has_text else ""
             reasoning = next(words) if shape.reasons and shape.role == "assistant" else None
@@ -304,7 +308,8 @@ class _Shape:
             tool_call_id = None
             name = "f" if shape.has_name else None
             if answers is not None:
-                tool_call_id = "x"  # an id that belongs to no call
+                # an id that belongs to no call
+                tool_call_id = "x"
                 if 0 <= answers < len(call_names):
                     tool_call_id = _call_id(answers)
                     name = call_names[answers] if shape.has_name else None
@@ -368,12 +373,13 @@ def _losses_of_shape(template: ChatTemplate, shape: _Shape, every_step: bool) ->
 
 @functools.lru_cache(maxsize=1024)
 def _losses_of_tools(template: ChatTemplate, tools: str) -> tuple[Loss, ...]:
-    """Find out if the template writes names, descriptions and choices of declared tools."""
+    """Find out whether the template loses names, descriptions or choices of declared tools."""
     words: list[str] = []
     stand_ins = [_with_words(tool, words) for tool in tools_to_template(tools) or ()]
     try:
         text = template.text([{"role": "user", "content": "q"}], tools=stand_ins)
-    except RenderError:  # it wants more than names and texts; the shape shows that it writes tools
+    except RenderError:
+        # it needs more than names and texts; the shape has shown that it writes tools
         return ()
     return () if all(word in text for word in words) else (Loss("tool_details"),)
 
@@ -390,7 +396,8 @@ def _with_words(declaration: Any, words: list[str]) -> Any:
     if not isinstance(declaration, dict):
         return declaration
     schema = dict(cast(dict[str, Any], declaration))
-    if isinstance(schema.get("function"), dict):  # what stands beside it is no part of the tool
+    if isinstance(schema.get("function"), dict):
+        # keys beside it are no part of the tool
         return schema | {"function": _with_words(schema["function"], words)}
     for key in schema:
         if key in ("name", "description"):
@@ -422,14 +429,14 @@ def serial_calls(example: Example) -> Example:
     a record without parallel calls is returned as it is.
     """
     messages: list[Message] = []
-    parallel = list(example.messages)
-    k = 0
-    while k < len(parallel):
-        message = parallel[k]
+    position = 0
+    while position < len(example.messages):
+        message = example.messages[position]
+        position += 1
         calls = message.tool_calls
-        results = parallel[k + 1 : k + 1 + len(calls)]
-        k += 1
-        if len(calls) < 2 or len(results) < len(calls) or any(r.role != "tool" for r in results):
+        results = example.messages[position : position + len(calls)]
+        is_answered = len(results) == len(calls) and all(r.role == "tool" for r in results)
+        if len(calls) < 2 or not is_answered:
             messages.append(message)
             continue
         result_of_id = {result.tool_call_id: result for result in results}
@@ -440,5 +447,7 @@ def serial_calls(example: Example) -> Example:
             messages.append(result_of_id[call.id] if ids_match else result)
             # text and trace stand before the first call
             step = replace(message, content="", reasoning=None)
-        k += len(calls)
-    return with_messages(example, messages) if len(messages) > len(parallel) else example
+        position += len(calls)
+    if len(messages) == len(example.messages):
+        return example
+    return with_messages(example, messages)

@@ -1,4 +1,4 @@
-"""The messages that each sequence trains, and the spans of their text in the rendered text.
+"""Plan of the sequences of a conversation, and spans of the trained messages in rendered text.
 
     located = locate_prefix(template, rows, (1,), prompts, tools=None)
     located.spans    {1: (71, 95)}    text[71:95] == "2+2 is 4.\\n</think>\\n4<|im_end|>\\n"
@@ -61,16 +61,16 @@ def sequences(
             without reasoning differently once others follow.
         every_step: split after every assistant message.
     """
-    answers = [i for i, m in enumerate(messages) if m.role == "assistant"]
-    if not (every_turn or every_step) and not any(messages[i].reasons for i in answers):
-        trained = tuple(i for i in answers if messages[i].trained)
-        whole = SequencePlan(turn=0, first=0, stop=len(messages), trained=trained)
-        return (whole,) if trained else ()
-    users = [i for i, m in enumerate(messages) if m.role == "user"]
+    answer_indices = [i for i, m in enumerate(messages) if m.role == "assistant"]
+    if not (every_turn or every_step) and not any(messages[i].reasons for i in answer_indices):
+        trained = tuple(i for i in answer_indices if messages[i].trained)
+        whole_conversation = SequencePlan(turn=0, first=0, stop=len(messages), trained=trained)
+        return (whole_conversation,) if trained else ()
+    user_indices = [i for i, m in enumerate(messages) if m.role == "user"]
     plans: list[SequencePlan] = []
-    for turn, first in enumerate(users):
-        stop = users[turn + 1] if turn + 1 < len(users) else len(messages)
-        trained = tuple(i for i in answers if first < i < stop and messages[i].trained)
+    for turn, first in enumerate(user_indices):
+        stop = user_indices[turn + 1] if turn + 1 < len(user_indices) else len(messages)
+        trained = tuple(i for i in answer_indices if first < i < stop and messages[i].trained)
         if every_step:
             plans += [SequencePlan(turn, first, stop=k + 1, trained=(k,)) for k in trained]
         elif trained:
@@ -153,38 +153,38 @@ def locate_prefix(
     prompts: Prompts,
     **options: Any,
 ) -> Located:
-    """Locate by rendering the conversation before and through each message, as NVIDIA's reference.
+    """Locate by rendering the conversation before and through each message, as NVIDIA does.
 
     Raises:
         RenderError: no generation prompt makes the text before a message a prefix of the whole.
     """
-    full = template.text(messages, **options)
+    conversation = template.text(messages, **options)
     spans: dict[int, tuple[int, int]] = {}
     for k in trained:
         start = 0
         for switch in THINKING_SWITCHES if k else ():
             switched = {**options, **switch}
             prompt = template.text(messages[:k], add_generation_prompt=True, **switched)
-            bare = template.text(messages[:k], **switched)
+            history = template.text(messages[:k], **switched)
             # without a generation prompt nothing says where the assistant begins, unless it is ""
-            if (prompt != bare or prompts.empty) and full.startswith(prompt):
+            if (prompt != history or prompts.empty) and conversation.startswith(prompt):
                 start = max(start, len(prompt))
         if not start:
             raise RenderError(
                 f"{template.name}: the prompt of message {k} is no prefix of the conversation, "
                 "so its loss mask cannot be determined"
             )
-        end = len(full)
+        end = len(conversation)
         if k + 1 < len(messages):
             through = template.text(messages[: k + 1], **options)
-            if not full.startswith(through) or len(through) < start:
+            if not conversation.startswith(through) or len(through) < start:
                 raise RenderError(
                     f"{template.name}: message {k} changes once others follow it, "
                     "so its loss mask cannot be determined"
                 )
             end = len(through)
         spans[k] = (start, end)
-    return Located(full, (None,) * len(messages), spans)
+    return Located(conversation, (None,) * len(messages), spans)
 
 
 def locate_generation_tags(

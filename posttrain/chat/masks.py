@@ -1,4 +1,4 @@
-"""From one record to the sequences to train on, each cut into trained and untrained text.
+"""Sequences to train on from one record, each cut into trained and untrained text.
 
 Masks follow NVIDIA's data preparation: the generation prompt with its `<think>\\n` or
 `<think></think>` is not trained, everything the assistant then writes through `<|im_end|>\\n` is.
@@ -79,7 +79,7 @@ class TrainingSample:
 
     @property
     def text(self) -> str:
-        """The full text, byte-identical to what the chat template renders."""
+        """Whole text of the sequence, byte for byte as the chat template renders it."""
         return "".join(segment.text for segment in self.segments)
 
 
@@ -188,20 +188,21 @@ def _compose_turns(
     The history of all turns comes from one render of the whole conversation, so that the work is
     linear in the number of turns.
     """
-    last = plans[-1]  # what follows it is not trained, and would change how it is written
-    whole = locate(rows[: last.stop], last.trained)
-    history = cut(whole)
+    # messages behind it are not trained, and would change how it is written
+    last_plan = plans[-1]
+    conversation = locate(rows[: last_plan.stop], last_plan.trained)
+    history = cut(conversation)
     history_ends = list(itertools.accumulate(len(segment.text) for segment in history))
     earlier: list[tuple[Segment, ...]] = []
     for plan in plans[:-1]:
-        answer_start = whole.starts[plan.first + 1]
+        answer_start = conversation.starts[plan.first + 1]
         assert answer_start is not None, "composable: every message after the first user's has one"
         steps = cut(_locate_steps(locate, rows, plan))
         count = bisect.bisect_right(history_ends, answer_start)
         history_end = history_ends[count - 1] if count else 0
         if history_end < answer_start:
             # there is no special token to cut at: history runs on into the generation prompt
-            joint = history[count]._replace(text=whole.text[history_end:answer_start])
+            joint = history[count]._replace(text=conversation.text[history_end:answer_start])
             if steps[0].trained:
                 steps = (joint, *steps)
             else:

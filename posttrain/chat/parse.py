@@ -1,4 +1,4 @@
-"""From a model's completion to reasoning, answer and typed tool calls, with named problems.
+"""Parser of a model's completion: reasoning, answer and typed tool calls, with named problems.
 
     parse_completion("2+2 is 4.\\n</think>\\n4<|im_end|>\\n", thinking=True)
     → ParsedCompletion(reasoning="2+2 is 4.", answer="4", tool_calls=(), problems=(), finished=True)
@@ -19,7 +19,8 @@ from posttrain.jsontext import load_json
 from posttrain.records import ToolCall, json_text
 from posttrain.rollouts import ParsedCompletion, Problem
 
-CLOSING = f"\n{CLOSE}\n"  # as Nemotron's template writes it
+# text between a trace and an answer, as Nemotron's template writes it
+CLOSING = f"\n{CLOSE}\n"
 
 
 def parse_completion(
@@ -33,8 +34,8 @@ def parse_completion(
     """Split a completion into reasoning, answer and tool calls.
 
     Args:
-        text: what the model wrote after the generation prompt, special tokens kept.
-        thinking: whether the prompt left reasoning open (it ended in `<think>`, or the template
+        text: text that the model wrote after the generation prompt, special tokens kept.
+        thinking: True if the prompt left reasoning open (it ended in `<think>`, or the template
             lets the model open it itself).
         tools: JSON text of the declared tools; their schemas type the arguments of XML calls.
             Without them only JSON objects and arrays are read as such, all else stays text.
@@ -47,8 +48,8 @@ def parse_completion(
     reasoning, content = _split_reasoning(body, thinking, problems, closing)
     if CALL_OPEN not in content:
         return ParsedCompletion(reasoning, content, (), tuple(problems), finished, after_end)
-    answer, _, behind = content.partition(CALL_OPEN)
-    calls, leftover, call_problems = parse_calls(CALL_OPEN + behind, tools)
+    answer, _, calls_text = content.partition(CALL_OPEN)
+    calls, leftover, call_problems = parse_calls(CALL_OPEN + calls_text, tools)
     problems.extend(call_problems)
     # what is no call is kept verbatim: nothing of a completion is lost
     answer = answer + leftover if leftover else answer.removesuffix("\n")
@@ -60,15 +61,15 @@ def _cut_at_end(
     text: str, end_tokens: tuple[str, ...], problems: list[Problem]
 ) -> tuple[str, bool, str]:
     """Cut at the first end token: the turn, true if it ended, and the text behind it."""
-    ends = [(text.find(token), token) for token in end_tokens if token in text]
-    if not ends:
+    end_positions = [(text.find(token), token) for token in end_tokens if token in text]
+    if not end_positions:
         return text, False, ""
-    end, token = min(ends)
-    behind = text[end + len(token) :]
-    if not behind.strip():
+    end, token = min(end_positions)
+    text_behind = text[end + len(token) :]
+    if not text_behind.strip():
         return text[:end], True, ""
     problems.append("text_after_end")
-    return text[:end], True, behind
+    return text[:end], True, text_behind
 
 
 def without_framing(trace: str, answer: str, *, closing: str = CLOSING) -> tuple[str, str]:
@@ -77,11 +78,13 @@ def without_framing(trace: str, answer: str, *, closing: str = CLOSING) -> tuple
     An answer that begins with less than the template writes, as an untrained model's may, loses
     only that.
     """
-    before, _, after = closing.partition(CLOSE)
-    shared = 0
-    while answer[: shared + 1] == after[: shared + 1] and shared < len(after):
-        shared += 1
-    return trace.removesuffix(before), answer[shared:]
+    closing_start, _, closing_end = closing.partition(CLOSE)
+    shared_length = 0
+    while answer[: shared_length + 1] == closing_end[: shared_length + 1] and shared_length < len(
+        closing_end
+    ):
+        shared_length += 1
+    return trace.removesuffix(closing_start), answer[shared_length:]
 
 
 def _split_reasoning(
@@ -287,9 +290,12 @@ def _read_as(text: str, type_name: str) -> Any:
         return {"true": True, "false": False}.get(text.lower(), _UNREADABLE)
     value = _json_or_unreadable(text)
     if type_name == "integer" and isinstance(value, float) and value.is_integer():
-        return value  # JSON Schema counts 5.0 as an integer
-    fits = isinstance(value, _PYTHON_TYPES[type_name]) and not isinstance(value, bool)
-    return value if fits else _UNREADABLE
+        # JSON Schema counts 5.0 as an integer
+        return value
+    # in Python a bool is an int too
+    if isinstance(value, bool) or not isinstance(value, _PYTHON_TYPES[type_name]):
+        return _UNREADABLE
+    return value
 
 
 def _json_or_unreadable(text: str) -> Any:

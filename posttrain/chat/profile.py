@@ -1,4 +1,4 @@
-"""The profile of a template: how to split its output, established once on probe conversations."""
+"""Profile of a template: the way to split its output, established once on probe conversations."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from posttrain.records import Message, ToolCall, message_to_template, tools_to_t
 
 # special tokens that look as if they frame messages
 _FRAME = re.compile(r"<\|.*>|<.*\|>|<｜.*｜>|</?s>|\[/?(?!THINK)[A-Z_]+\]")
-_TAG = re.compile(r"</?(think|tool_call|tool_response|tools)>")  # markup that texts may hold
+# markup that texts may hold
+_TAG = re.compile(r"</?(think|tool_call|tool_response|tools)>")
 
 Mode = Literal["single-pass", "prefix", "generation-tags"]
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """How to split a template's output.
+    """Way to split a template's output.
 
     Attributes:
         name: name of the template.
@@ -137,7 +138,8 @@ def _history_differs(template: ChatTemplate) -> bool:
     try:
         locate_prefix(template, rows[:2], (1,), no_prompts, enable_thinking=False)
     except RenderError:
-        return False  # prefixes tell nothing about this template
+        # prefixes tell nothing about this template
+        return False
     try:
         locate_prefix(template, rows, (1, 3), no_prompts, enable_thinking=False)
     except RenderError:
@@ -174,12 +176,12 @@ def _prompts_after(template: ChatTemplate, messages: Sequence[Row]) -> tuple[str
     prompts: set[str] = set()
     for switch in THINKING_SWITCHES:
         try:
-            bare = template.text(messages, **switch)
+            unprompted = template.text(messages, **switch)
             prompted = template.text(messages, add_generation_prompt=True, **switch)
         except RenderError:
             continue
-        if prompted != bare and prompted.startswith(bare):
-            prompts.add(prompted[len(bare) :])
+        if prompted != unprompted and prompted.startswith(unprompted):
+            prompts.add(prompted[len(unprompted) :])
     return tuple(sorted(prompts, key=lambda p: (-len(p), p)))
 
 
@@ -198,7 +200,8 @@ def _choose_mode(template: ChatTemplate, prompts: Prompts, every_turn: bool) -> 
         try:
             reference = locate_prefix(template, rows, trained, prompts, **options)
         except RenderError as error:
-            refusal = refusal or str(error)  # the simplest probe tells most
+            # the error of the first probe, which is the simplest
+            refusal = refusal or str(error)
             continue
         prefix_works = True
         if single_pass_works:
@@ -224,18 +227,18 @@ def _is_composable(template: ChatTemplate, every_turn: bool) -> bool:
         without_tools: dict[str, Any] = {**options, "tools": None}
         for sequence in sequences(probe, every_turn=every_turn)[:-1]:
             try:
-                whole = template.layout(rows, **options)
-                alone = template.layout(rows[sequence.first : sequence.stop], **without_tools)
+                whole_layout = template.layout(rows, **options)
+                turn_layout = template.layout(rows[sequence.first : sequence.stop], **without_tools)
                 reference = template.text(rows[: sequence.stop], **options)
             except RenderError:
                 break
-            if whole.starts is None or alone.starts is None:
+            if whole_layout.starts is None or turn_layout.starts is None:
                 return False
-            history_end = whole.starts[sequence.first + 1]
-            answer_start = alone.starts[1]
+            history_end = whole_layout.starts[sequence.first + 1]
+            answer_start = turn_layout.starts[1]
             if history_end is None or answer_start is None:
                 return False
-            if whole.text[:history_end] + alone.text[answer_start:] != reference:
+            if whole_layout.text[:history_end] + turn_layout.text[answer_start:] != reference:
                 return False
     return True
 
@@ -255,17 +258,18 @@ def _tag_pattern(source: str) -> re.Pattern[str]:
 
 def framing_tokens(template: ChatTemplate) -> re.Pattern[str]:
     """Build a pattern of special tokens that frame messages: text with one forges a boundary."""
-    plain = ""  # some conversations without reasoning and tools
+    # conversations without reasoning and tools
+    plain_text = ""
     for probe in PROBES[:3]:
         rows, options = _as_rows(probe)
         with contextlib.suppress(RenderError):
-            plain += template.text(rows, **options)
+            plain_text += template.text(rows, **options)
     frames: list[str] = []
     for token in sorted(template.special_tokens):
         if _TAG.fullmatch(token):
             continue
         looks_like_frame = token in template.source and _FRAME.fullmatch(token)
-        if token in plain or looks_like_frame:
+        if token in plain_text or looks_like_frame:
             frames.append(token)
     return re.compile("|".join(map(re.escape, frames)) or "(?!)")
 

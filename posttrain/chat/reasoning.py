@@ -1,4 +1,4 @@
-"""Reasoning traces inside messages: split them off, strip them, cut them to a budget.
+"""Reasoning traces inside messages: splitting them off, removing them, cutting them to a budget.
 
 split_think("<think>\\n2+2 is 4.\\n</think>\\n\\n4") → ThinkSplit("2+2 is 4.", "4", None)
     split_think("<think>\\n2+2 is") → ThinkSplit(None, "<think>\\n2+2 is", "unclosed_think")
@@ -12,8 +12,10 @@ from typing import Literal
 
 from posttrain.records import Example, with_messages
 
-OPEN, CLOSE = "<think>", "</think>"
-_TAG_END = "think>"  # a text without it has neither tag: one search instead of two
+OPEN = "<think>"
+CLOSE = "</think>"
+# a text without it has neither tag: one search instead of two
+_TAG_END = "think>"
 ThinkProblem = Literal["unclosed_think", "unopened_think", "nested_think", "second_think"]
 Offsets = Callable[[str], Sequence[tuple[int, int]]]
 
@@ -35,7 +37,8 @@ def split_think(text: str) -> ThinkSplit:
     """
     if not has_tags(text):
         return ThinkSplit(None, text, None)
-    if (problem := _think_problem(text)) is not None:
+    problem = _think_problem(text)
+    if problem is not None:
         return ThinkSplit(None, text, problem)
     trace, _, answer = text.lstrip()[len(OPEN) :].partition(CLOSE)
     return ThinkSplit(trace.strip() or None, answer.lstrip("\r\n"), None)

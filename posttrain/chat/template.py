@@ -1,4 +1,4 @@
-"""A chat template that knows where in its output each message lies.
+"""Chat templates, which know where in their output each message lies.
 
 layout = nemotron_3_nano_template().layout([{"role": "user", "content": "Hi"}], tools=None)
 layout.text, layout.starts    ("<|im_start|>system\\n<|im_end|>\\n<|im_start|>user\\nHi…", (32,))
@@ -60,9 +60,9 @@ class ChatTemplate:
     Args:
         source: the Jinja source.
         name: name of the template in messages to the user.
-        variables: passed to every render: special tokens (`bos_token`, …) and fixed kwargs.
-        special_tokens: texts the tokenizer always splits at; text is cut for tokenising only where
-            one begins, and at generation boundaries.
+        variables: variables of every render: special tokens (`bos_token`, …) and fixed kwargs.
+        special_tokens: texts that the tokenizer always splits at; text is cut for tokenising only
+            where one begins, and at generation boundaries.
     """
 
     source: str
@@ -129,7 +129,8 @@ class ChatTemplate:
 
     def layout(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> RenderedLayout:
         """Render once for the text and the offset of every message; arguments as of `text`."""
-        messages = [dict(message) for message in messages]  # copies, as marks go by identity
+        # copies, since marks go by identity
+        messages = [dict(message) for message in messages]
         mark_of = {id(message): _mark(str(i)) for i, message in enumerate(messages)}
 
         def mark(item: object) -> str:
@@ -142,6 +143,7 @@ class ChatTemplate:
 
 
 def _mark(name: str) -> str:
+    """Text of the mark with this name."""
     return f"{_MARK_OPEN}{name}{_MARK_CLOSE}"
 
 
@@ -164,7 +166,8 @@ def _read_marks(marked: str, count: int) -> RenderedLayout:
             generation_start = position
         elif name == GENERATION_END:
             generation.append((generation_start, position))
-        else:  # out of order, or a loop over something else than messages
+        else:
+            # messages out of order, or a loop over something else
             in_order = False
         pieces.append(piece)
         position += len(piece)
@@ -217,8 +220,10 @@ def packaged_template_source(choice: str) -> str | None:
     if family not in families:
         # the training variants write other text than inference does, so none is offered
         offered = [name for name in families if not name.endswith("_training")]
-        near = difflib.get_close_matches(family, offered, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else f": {', '.join(offered)}"
+        similar = difflib.get_close_matches(family, offered, n=3)
+        hint = f": {', '.join(offered)}"
+        if similar:
+            hint = f"; did you mean {' or '.join(similar)}?"
         raise RenderError(f"the installed TRL has no chat template {family!r}{hint}")
     return families[family]
 

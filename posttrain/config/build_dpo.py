@@ -34,7 +34,6 @@ class BuildDpoConfig(Strict, stage="build_dpo"):
     match_length: among pairs that differ by about as many tokens, keep as many whose chosen is the
         longer as the shorter one, so that DPO cannot learn length.
     max_length: tokens of prompt and completion at most; longer pairs are dropped.
-    shard_pairs: pairs of a shard.
     """
 
     out: str
@@ -50,7 +49,6 @@ class BuildDpoConfig(Strict, stage="build_dpo"):
     minimum_distance: float = Field(default=0.0, ge=0, le=1)
     match_length: bool = False
     max_length: int | None = Field(default=None, ge=2)
-    shard_pairs: int = Field(default=8192, ge=1)
     seed: int = Field(default=0, ge=0)
     write_dropped: bool = False
 

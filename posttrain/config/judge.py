@@ -141,8 +141,6 @@ class LengthConfig(Strict):
     unit: lengths in tokens, or in characters without surrounding white space (NVIDIA's code).
     style_coefficient: coefficient of the zero-sum adjustment by markup density; not in Nano's
         paper.
-    absolute_penalty: penalty for each 100 units of reasoning and answer, in any group; not in the
-        paper.
     """
 
     reasoning_coefficient: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)
@@ -152,4 +150,3 @@ class LengthConfig(Strict):
     quality_percentile: float = Field(default=80.0, ge=0, le=100, json_schema_extra=_PAPER)
     unit: Literal["tokens", "characters"] = "tokens"
     style_coefficient: float = Field(default=0.0, ge=0)
-    absolute_penalty: float = Field(default=0.0, ge=0)

@@ -106,6 +106,8 @@ _MOVED = {
 }
 # removed keys with the reason, by their path without positions in lists
 _REMOVED = {
+    "length.absolute_penalty": "length control is relative to the group, as in the paper",
+    "shard_pairs": "it is 8,192 everywhere",
     "estimate.tokens_per_second": "a dry run measures how fast a model in this process is",
     "extends": "a recipe is one file",
     "sources.filters.repetition.compression_ratio": "it is 3.0 everywhere",

@@ -1,9 +1,9 @@
-"""Runs of agentic tasks: what failed, at which step, how often, and how surely models differ.
+"""Failure modes of agentic runs, and how models differ in the share of runs that they solve.
 
 A run is agentic where its prompt's metadata name a `family` and its `fixture`; its final state then
 has `calls` (the files that each call changed) and `missing` (results that the task names and that
-are not there). The first of `PRECEDENCE` decides a run that is not solved; a solved run may have
-flags too.
+are not there). A run that is not solved counts under its first failure mode in the order of
+`PRECEDENCE`; a solved run may show failure modes too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRECEDENCE = (
     "wrong_answer",
 )
 ALL_FAMILIES = "all"
-REPEATS = 3  # same call, no change in between
+REPEATS = 3  # equal calls, with no change of a file between them, that count as redundant
 _BROKEN_CALLS = frozenset({"half_call", "malformed_call"})
 Row = dict[str, Any]
 
@@ -45,55 +45,65 @@ class RunFailure:
 
 
 def family_of(prompt: Prompt) -> str | None:
-    """The agentic family of a prompt, None for any other: the tiny world has families, too."""
+    """Agentic family of a prompt; None for a prompt of another kind."""
     fields = metadata_of(prompt)
+    # prompts of the tiny world have a family too, but no fixture
     return fields["family"] if "fixture" in fields else None
 
 
 def failures(prompt: Prompt, completion: Completion, score: Score) -> list[RunFailure]:
-    """Every failure mode that holds of a run, in the order of `PRECEDENCE`."""
-    last = max(0, len(completion.steps) - 1)
+    """Failure modes of an agentic run, each with its step, in the order of `PRECEDENCE`."""
+    last_step = max(0, len(completion.steps) - 1)
     state: Row = json.loads(completion.state or "{}")
-    found: dict[str, int] = {}
+    step_of_mode: dict[str, int] = {}
     if completion.finish == "failed" or score.value is None:
-        found["infrastructure_error"] = last
-    schemas = _validators(prompt.tools or "[]")
-    seen: Counter[tuple[str, str, str]] = Counter()
-    changed_at, changes = last, iter(state.get("calls", ()))
+        step_of_mode["infrastructure_error"] = last_step
+    validators = _argument_validators(prompt.tools or "[]")
+    repeats: Counter[tuple[str, str, str]] = Counter()
+    # a wrong answer is shown at the last change of a file, or at the last step if there is none
+    last_change = last_step
+    changes = iter(state.get("calls", ()))
     for number, step in enumerate(completion.steps):
+        calls = step.parsed.tool_calls
         broken = step.finish == "stop" and _BROKEN_CALLS & set(step.parsed.problems)
-        if broken or not all(_sound(call, schemas) for call in step.parsed.tool_calls):
-            found.setdefault("tool_call_hallucinated", number)
-        for call, result in zip(step.parsed.tool_calls, step.results, strict=False):
-            if (arguments := _object(call)) is None:
-                continue  # the environment was never called
+        if broken or not all(_is_declared(call, validators) for call in calls):
+            step_of_mode.setdefault("tool_call_hallucinated", number)
+        for call, result in zip(calls, step.results, strict=False):
+            arguments = _object_arguments(call)
+            if arguments is None:
+                continue  # the environment was never called, so `changes` has no entry
             if next(changes, {"changed": []})["changed"]:
-                changed_at = number
-                seen.clear()
+                last_change = number
+                repeats.clear()
             # what a call did counts, not what it printed: a clock is in many outputs
             failed = str(result.content.startswith("error:"))
             key = (call.name, json.dumps(arguments, sort_keys=True), failed)
-            seen[key] += 1
-            if seen[key] >= REPEATS:
-                found.setdefault("tool_call_redundancy", number)
+            repeats[key] += 1
+            if repeats[key] >= REPEATS:
+                step_of_mode.setdefault("tool_call_redundancy", number)
     # a score has an answer where the environment read one in the last message
     unfinished = completion.truncated or (state.get("missing") and score.answer is None)
     if completion.finish != "failed" and unfinished:
-        found["gave_up_mid_plan"] = last
+        step_of_mode["gave_up_mid_plan"] = last_step
     elif score.value is not None and score.value < 1:
-        found["wrong_answer"] = changed_at
-    return [RunFailure(mode, found[mode]) for mode in PRECEDENCE if mode in found]
+        step_of_mode["wrong_answer"] = last_change
+    return [RunFailure(mode, step_of_mode[mode]) for mode in PRECEDENCE if mode in step_of_mode]
 
 
-@functools.lru_cache(maxsize=64)
-def _validators(tools: str) -> dict[str, Any]:
+@functools.lru_cache(maxsize=64)  # the runs of a family share their tools
+def _argument_validators(tools: str) -> dict[str, Any]:
+    """Validators of arguments by tool name; `tools` is JSON text in OpenAI's shape."""
     from jsonschema import Draft202012Validator
 
-    functions = [tool["function"] for tool in json.loads(tools)]
-    return {f["name"]: Draft202012Validator(f.get("parameters", {})) for f in functions}
+    validators: dict[str, Any] = {}
+    for tool in json.loads(tools):
+        function = tool["function"]
+        validators[function["name"]] = Draft202012Validator(function.get("parameters", {}))
+    return validators
 
 
-def _object(call: ToolCall) -> Row | None:
+def _object_arguments(call: ToolCall) -> Row | None:
+    """Arguments of a call; None where they are not a JSON object."""
     try:
         arguments = load_json(call.arguments)
     except ValueError:
@@ -101,9 +111,10 @@ def _object(call: ToolCall) -> Row | None:
     return arguments if isinstance(arguments, dict) else None
 
 
-def _sound(call: ToolCall, validators: Mapping[str, Any]) -> bool:
-    """Whether a call is of a declared tool, with arguments that keep its schema."""
-    arguments, validator = _object(call), validators.get(call.name)
+def _is_declared(call: ToolCall, validators: Mapping[str, Any]) -> bool:
+    """True for a call of a declared tool with arguments that its schema allows."""
+    arguments = _object_arguments(call)
+    validator = validators.get(call.name)
     return validator is not None and arguments is not None and validator.is_valid(arguments)
 
 
@@ -111,77 +122,90 @@ def _sound(call: ToolCall, validators: Mapping[str, Any]) -> bool:
 
 
 def agentic_rows(records: Mapping[str, Sequence[Record]]) -> Row | None:
-    """All figures of the agentic runs of some checkpoints; None where there are none.
+    """Figures of the agentic runs of checkpoints; None where there are no such runs.
 
     Args:
-        records: by checkpoint; other records are left out.
+        records: by checkpoint; those that are not agentic are ignored.
 
     Returns:
-        `models`: a row a checkpoint, the one that solves most first; `pairs`: each of the others
-        against that one.
+        `models`: a row a checkpoint, the one that solves most first; `pairs`: paired differences
+        of the best checkpoint from each further one.
     """
-    own: dict[str, list[Record]] = {}
-    for name, given in records.items():
-        if runs := [record for record in given if family_of(record.prompt) is not None]:
-            own[name] = runs
-    if not own:
+    runs_by_name: dict[str, list[Record]] = {}
+    for name, checkpoint_records in records.items():
+        runs = [record for record in checkpoint_records if family_of(record.prompt) is not None]
+        if runs:
+            runs_by_name[name] = runs
+    if not runs_by_name:
         return None
-    models = [_model_row(name, runs) for name, runs in own.items()]
+    models = [_model_row(name, runs) for name, runs in runs_by_name.items()]
+    # the last row of a model's families is over all of them
     models.sort(key=lambda row: -(row["families"][-1]["share"] or 0))
-    best, *others = (row["checkpoint"] for row in models)
-    values = {name: _values(runs) for name, runs in own.items()}
-    pairs = [
-        {"names": [name, best], **paired(values[name], values[best])}
-        for name in others
-        if {task for _, task in values[name]} & {task for _, task in values[best]}
-    ]
+    names = [row["checkpoint"] for row in models]
+    best = names[0]
+    best_values = _solved_values(runs_by_name[best])
+    best_tasks = {task for _, task in best_values}
+    pairs: list[Row] = []
+    for name in names[1:]:
+        values = _solved_values(runs_by_name[name])
+        if not best_tasks.isdisjoint(task for _, task in values):
+            pairs.append({"names": [name, best], **paired(values, best_values)})
     return {"models": models, "pairs": pairs}
 
 
 def paired(a: Values, b: Values) -> Row:
-    """b − a in the share of solved runs, over the tasks that both have; shares in [0, 1]."""
+    """Paired difference b − a in the share of solved runs, over the tasks that both have.
+
+    Args:
+        a, b: 1 for a solved run and 0 for any other, each with its task.
+    """
     return asdict(rate_difference(by_question(a), by_question(b)))
 
 
-def _values(runs: Sequence[Record]) -> Values:
-    """1 for a solved run, 0 for any other, each with its task; unscored ones have no value."""
-    return [
-        (float(solved), (r.prompt.source, r.prompt.task))
-        for r in runs
-        if (solved := correct(r)) is not None
-    ]
+def _solved_values(runs: Sequence[Record]) -> Values:
+    """1 for a solved run and 0 for any other, each with its task; unscored runs are left out."""
+    values: list[tuple[float, tuple[str, str]]] = []
+    for run in runs:
+        solved = correct(run)
+        if solved is not None:
+            values.append((float(solved), (run.prompt.source, run.prompt.task)))
+    return values
 
 
 def _model_row(name: str, runs: Sequence[Record]) -> Row:
-    families: dict[str, list[Record]] = {}
-    for record in runs:
-        families.setdefault(str(family_of(record.prompt)), []).append(record)
-    flags, decides = Counter[str](), Counter[str]()
-    for record in runs:
-        found = [one.mode for one in failures(record.prompt, record.completion, record.score)]
-        flags.update(found)
-        if correct(record) is not True:
-            decides[found[0]] += 1
-    return {
-        "checkpoint": name,
-        "families": [
-            {
-                "family": family,
-                **share_row(_values(own)),
-                "unscored": sum(record.score.value is None for record in own),
-                "calls_per_run": sum(len(r.completion.tool_calls) for r in own) / len(own),
-            }
-            for family, own in [*families.items(), (ALL_FAMILIES, list(runs))]
-        ],
-        "failures": [
-            {"mode": mode, "runs": flags[mode], "decides": decides[mode]} for mode in PRECEDENCE
-        ],
-    }
+    """Solved shares of each family and of all runs of a checkpoint, and its failure modes."""
+    runs_by_family: dict[str, list[Record]] = {}
+    mode_counts = Counter[str]()
+    deciding_counts = Counter[str]()
+    for run in runs:
+        runs_by_family.setdefault(str(family_of(run.prompt)), []).append(run)
+        modes = [failure.mode for failure in failures(run.prompt, run.completion, run.score)]
+        mode_counts.update(modes)
+        if correct(run) is not True:
+            deciding_counts[modes[0]] += 1
+    families: list[Row] = []
+    for family, family_runs in [*runs_by_family.items(), (ALL_FAMILIES, list(runs))]:
+        calls = sum(len(run.completion.tool_calls) for run in family_runs)
+        row: Row = {
+            "family": family,
+            **share_row(_solved_values(family_runs)),
+            "unscored": sum(run.score.value is None for run in family_runs),
+            "calls_per_run": calls / len(family_runs),
+        }
+        families.append(row)
+    failure_rows = [
+        {"mode": mode, "runs": mode_counts[mode], "decides": deciding_counts[mode]}
+        for mode in PRECEDENCE
+    ]
+    return {"checkpoint": name, "families": families, "failures": failure_rows}
 
 
 def share_row(values: Values) -> Row:
-    """The mean over tasks of each one's share of solved runs, with the interval of every rate: the
-    runs of one task are alike, and a share of 0 or 1 is not known to be exactly that."""
+    """Mean over tasks of the share of solved runs, with its 95 % interval and counts.
+
+    The interval clusters tasks, since runs of one task are alike; and it has a width at shares of
+    0 and 1 too, which a finite number of runs cannot establish.
+    """
     estimate = rate(values)
     if estimate is None:
         return {"runs": 0, "tasks": 0, "solved": 0, **dict.fromkeys(("share", "low", "high"))}
@@ -198,8 +222,12 @@ def share_row(values: Values) -> Row:
 def scored_expectations(
     figures: Mapping[str, Any], expect: Mapping[str, tuple[float, float]]
 ) -> Iterator[Row]:
-    """A recipe's predictions (family, or `all` → range of the share of solved runs) against the
-    figures of `agentic_rows`: a row a checkpoint and family."""
+    """Predictions of a recipe beside what was measured: a row a checkpoint and family.
+
+    Args:
+        figures: of `agentic_rows`.
+        expect: family, or `all` → predicted range of the share of solved runs.
+    """
     for model in figures["models"]:
         for row in model["families"]:
             expected = expect.get(row["family"])
@@ -213,6 +241,6 @@ def scored_expectations(
                 "solved": row["solved"],
                 "runs": row["runs"],
                 "met": low <= row["share"] <= high,
-                # whether the runs could tell: their interval and the range have no point in common
+                # the runs speak against the range only where their interval lies outside it
                 "contradicted": row["high"] < low or row["low"] > high,
             }

@@ -1,10 +1,10 @@
-"""What an evaluation took: tokens, money, time; and what a recipe would take at most.
+"""Cost of an evaluation: tokens, money and time spent, and the most that a recipe would spend.
 
 Reasoning tokens are part of the output tokens, and are priced once. Money per solved task is all
-money, that of failed ones too, over solved completions. Cached are what the server reported, of
-`cached_reported` calls; of the others none is, so that a bill is never under-stated. A latency is
-one model call's; in process that is a batch. Throughput is over the time in which a call was under
-way.
+money, that of failed completions too, over solved completions. Cached tokens are those that the
+server reported, for `cached_reported` calls; of other calls none counts as cached, so that a bill
+is never under-stated. A latency is that of one model call, which in process is a batch. Throughput
+is over the time in which a call was under way.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from posttrain.config.eval import EvalConfig, Price
 from posttrain.evaluation.journal import read_lines
 from posttrain.evaluation.metrics import correct
 from posttrain.evaluation.run import INSPECT, Record, Unit, by_unit
-from posttrain.rollouts import Completion, Step, prompt_to_row
+from posttrain.rollouts import Completion, Prompt, Step, prompt_to_row
 from posttrain.runs import atomic_write_json
 from posttrain.tokens.renderer import PromptRenderer
 
 if TYPE_CHECKING:
     from posttrain.sampling.measure import SamplingSpeed
 
-TIMES, COSTS = "times", "costs.json"
+TIMES = "times"
+COSTS = "costs.json"
 MILLION = 1e6
 TOKENS = ("input", "cached", "output", "reasoning")
-_COUNTED = 64  # prompts whose tokens are counted for an estimate
-_CHARACTERS = 4  # of a token, where a server hides its tokenizer
+_COUNTED_PROMPTS = 64  # prompts whose tokens are counted for an estimate
+_CHARACTERS_PER_TOKEN = 4  # where a server hides its tokenizer
 Row = dict[str, Any]
 
 
 def times_path(out: Path, checkpoint: str, unit: str) -> Path:
-    """Where the calls of a unit are timed."""
+    """Path of the file of a unit's call times, which a `TimedSampler` appends to."""
     return out / TIMES / checkpoint / f"{unit}.jsonl"
 
 
 def written(step: Step) -> int:
-    """Tokens that the model wrote in a step; what was put in to close its reasoning is not."""
+    """Tokens that the model wrote in a step, without those forced in to close its reasoning."""
     if step.ids is None:
         return step.reasoning_tokens + step.answer_tokens
     start, end = step.forced or (0, 0)
@@ -49,7 +50,10 @@ def written(step: Step) -> int:
 
 
 def tokens_of(completion: Completion) -> dict[str, int]:
-    """Tokens of all model calls: input, the cached part of it, output, the reasoning part of it."""
+    """Tokens of a completion's model calls by `TOKENS`.
+
+    `cached` is part of `input`, and `reasoning` part of `output`.
+    """
     steps = completion.steps
     cached = (min(step.prompt_tokens, step.cached_tokens or 0) for step in steps)
     return {
@@ -61,12 +65,12 @@ def tokens_of(completion: Completion) -> dict[str, int]:
 
 
 def money(tokens: Mapping[str, int], price: Price) -> float:
-    """What tokens cost, each counted once."""
-    cached = price.input if price.cached is None else price.cached
-    reasoning = price.output if price.reasoning is None else price.reasoning
-    total = (tokens["input"] - tokens["cached"]) * price.input + tokens["cached"] * cached
+    """Price of tokens, in the currency of `price`; each token is priced once."""
+    cached_price = price.input if price.cached is None else price.cached
+    reasoning_price = price.output if price.reasoning is None else price.reasoning
+    total = (tokens["input"] - tokens["cached"]) * price.input + tokens["cached"] * cached_price
     total += (tokens["output"] - tokens["reasoning"]) * price.output
-    return (total + tokens["reasoning"] * reasoning) / MILLION
+    return (total + tokens["reasoning"] * reasoning_price) / MILLION
 
 
 def cost_rows(
@@ -74,29 +78,40 @@ def cost_rows(
     prices: Mapping[str, Price],
     times: Mapping[tuple[str, str], Sequence[Row]],
 ) -> list[Row]:
-    """A row for each unit of each checkpoint, then one for all units of it, called `all`. `times`:
-    (checkpoint, unit) → lines of a `TimedSampler`."""
+    """Cost rows of each unit of each checkpoint, then of all its units, called `all`.
+
+    Args:
+        records: by checkpoint.
+        prices: by checkpoint; without a price there is no money.
+        times: (checkpoint, unit) → lines of a `TimedSampler`.
+    """
     rows: list[Row] = []
-    for checkpoint, own in records.items():
-        price, units = prices.get(checkpoint), by_unit(own)
-        for unit, graded in units.items():
-            first, timed = graded[0].prompt, times.get((checkpoint, unit), ())
-            place = {"checkpoint": checkpoint, "task": first.source, "setting": first.setting}
-            rows.append(place | _cost_row(graded, price, timed))
-        every = [row for unit in units for row in times.get((checkpoint, unit), ())]
-        place = {"checkpoint": checkpoint, "task": "all", "setting": "all"}
-        rows.append(place | _cost_row(own, price, every))
+    for checkpoint, checkpoint_records in records.items():
+        price = prices.get(checkpoint)
+        checkpoint_times: list[Row] = []
+        for unit, unit_records in by_unit(checkpoint_records).items():
+            prompt = unit_records[0].prompt
+            unit_times = times.get((checkpoint, unit), ())
+            checkpoint_times += unit_times
+            cell = {"checkpoint": checkpoint, "task": prompt.source, "setting": prompt.setting}
+            rows.append(cell | _cost_row(unit_records, price, unit_times))
+        cell = {"checkpoint": checkpoint, "task": "all", "setting": "all"}
+        rows.append(cell | _cost_row(checkpoint_records, price, checkpoint_times))
     return rows
 
 
 def _cost_row(records: Sequence[Record], price: Price | None, times: Sequence[Row]) -> Row:
-    counts = [tokens_of(record.completion) for record in records]
-    tokens = {name: sum(count[name] for count in counts) for name in TOKENS}
+    """Tokens, money, latency in seconds and throughput of some records."""
+    tokens: dict[str, int] = dict.fromkeys(TOKENS, 0)
+    steps: list[Step] = []
+    for record in records:
+        steps += record.completion.steps
+        for name, count in tokens_of(record.completion).items():
+            tokens[name] += count
     solved = sum(correct(record) is True for record in records)
-    steps = [step for record in records for step in record.completion.steps]
     spent = None if price is None else money(tokens, price)
-    seconds = [row["end"] - row["start"] for row in times]
-    p50, p95 = map(float, np.quantile(seconds or [0.0], [0.5, 0.95]))
+    latencies = [row["end"] - row["start"] for row in times]
+    p50, p95 = map(float, np.quantile(latencies or [0.0], [0.5, 0.95]))
     busy = busy_seconds(times)
     return {
         "completions": len(records),
@@ -106,26 +121,30 @@ def _cost_row(records: Sequence[Record], price: Price | None, times: Sequence[Ro
         "cached_reported": sum(step.cached_tokens is not None for step in steps),
         "money": spent,
         "money_per_solved": None if spent is None or not solved else spent / solved,
-        "latency": {"p50": p50, "p95": p95} if seconds else None,
+        "latency": {"p50": p50, "p95": p95} if latencies else None,
         "tokens_per_second": sum(row["tokens"] for row in times) / busy if busy else None,
     }
 
 
 def busy_seconds(times: Iterable[Row]) -> float:
-    """The time in which at least one call was under way."""
-    total, until = 0.0, float("-inf")
+    """Seconds in which at least one call was under way."""
+    total = 0.0
+    counted_until = float("-inf")
     for start, end in sorted((row["start"], row["end"]) for row in times):
-        total += max(0.0, end - max(start, until))
-        until = max(until, end)
+        total += max(0.0, end - max(start, counted_until))
+        counted_until = max(counted_until, end)
     return total
 
 
 def write_costs(
     out: Path, records: Mapping[str, Sequence[Record]], prices: Mapping[str, Price]
 ) -> None:
-    """Write `costs.json` of a run beside what its manifest lists: prices may change later."""
-    units = [(name, unit) for name, own in records.items() for unit in by_unit(own)]
-    times = {unit: read_lines(times_path(out, *unit))[0] for unit in units}
+    """Write `costs.json` of a run; its manifest does not list it, since prices may change later."""
+    times: dict[tuple[str, str], list[Row]] = {}
+    for checkpoint, checkpoint_records in records.items():
+        for unit in by_unit(checkpoint_records):
+            unit_times, _ = read_lines(times_path(out, checkpoint, unit))
+            times[checkpoint, unit] = unit_times
     atomic_write_json(out / COSTS, cost_rows(records, prices, times))
 
 
@@ -135,36 +154,42 @@ def estimate_rows(
     renderers: Mapping[str, PromptRenderer | None],
     speeds: Mapping[str, SamplingSpeed | str],
 ) -> list[Row]:
-    """What each unit would take on each checkpoint.
+    """Estimated cost of each unit on each checkpoint, before a run.
 
     `requests` are the fewest model calls, `most_requests` the most. Tokens are those of one call a
     completion, with as many written as the recipe's `estimate` says, or else the most that a
     completion may have. Money is None where the recipe gives no price, seconds are where no speed
     was measured.
+
+    Args:
+        renderers: by checkpoint; None where a server hides its tokenizer.
+        speeds: by checkpoint; a text says why a speed was not measured.
     """
     rows: list[Row] = []
     for name, renderer in renderers.items():
+        price = recipe.prices.get(name)
+        speed = speeds[name]
         for unit in units:
-            turns, most = _most(recipe, unit)
-            output = (recipe.estimate.output_tokens or most) * unit.size
-            each = unit.prompts[:: max(1, len(unit.prompts) // _COUNTED)]
-            lengths = [_prompt_tokens(renderer, prompt) for prompt in each]
+            max_calls, max_tokens = _completion_limits(recipe, unit)
+            output = (recipe.estimate.output_tokens or max_tokens) * unit.size
+            counted = unit.prompts[:: max(1, len(unit.prompts) // _COUNTED_PROMPTS)]
+            lengths = [_prompt_tokens(renderer, prompt) for prompt in counted]
             tokens = {"input": round(sum(lengths) / len(lengths) * unit.size), "output": output}
-            price, speed = recipe.prices.get(name), speeds[name]
             seconds = None
             if not isinstance(speed, str):
                 at_once = rows_at_once(recipe, name, unit)
                 prompts = len(unit.prompts)
                 seconds = speed.seconds(prompts=prompts, tokens=output, rows=at_once)
-            rows.append({
+            row: Row = {
                 "checkpoint": name,
                 "unit": unit.name,
                 "requests": unit.size,
-                "most_requests": unit.size * turns,
+                "most_requests": unit.size * max_calls,
                 **tokens,
                 "money": price and money({**tokens, "cached": 0, "reasoning": 0}, price),
                 "seconds": seconds,
-            })  # fmt: skip
+            }
+            rows.append(row)
     return rows
 
 
@@ -175,22 +200,27 @@ def rows_at_once(recipe: EvalConfig, checkpoint: str, unit: Unit) -> int:
 
 
 def most_tokens(recipe: EvalConfig, units: Sequence[Unit]) -> float:
-    """The longest that a completion of these units can be, in the mean."""
-    most = sum(_most(recipe, unit)[1] * unit.size for unit in units)
-    return most / max(1, sum(unit.size for unit in units))
+    """Mean over completions of the most tokens that each may have."""
+    total = 0
+    for unit in units:
+        _, max_tokens = _completion_limits(recipe, unit)
+        total += max_tokens * unit.size
+    return total / max(1, sum(unit.size for unit in units))
 
 
-def _most(recipe: EvalConfig, unit: Unit) -> tuple[int, int]:
-    """Model calls and tokens that a completion of a unit can have at most."""
+def _completion_limits(recipe: EvalConfig, unit: Unit) -> tuple[int, int]:
+    """Model calls and written tokens that a completion of a unit can have at most."""
     limits = recipe.sampling_of(unit.setting)
-    several = any(p.tools is not None or p.grader == INSPECT for p in unit.prompts)
-    turns = limits.max_turns if several else 1
-    most = limits.max_tokens * turns
-    return turns, min(most, limits.max_total_tokens or most)
+    # a solver of inspect may call the model again without tools
+    several_turns = any(p.tools is not None or p.grader == INSPECT for p in unit.prompts)
+    max_calls = limits.max_turns if several_turns else 1
+    max_tokens = limits.max_tokens * max_calls
+    return max_calls, min(max_tokens, limits.max_total_tokens or max_tokens)
 
 
-def _prompt_tokens(renderer: PromptRenderer | None, prompt: Any) -> int:
+def _prompt_tokens(renderer: PromptRenderer | None, prompt: Prompt) -> int:
+    """Tokens of a rendered prompt; without a renderer, a guess from its characters."""
     if renderer is None:
         row = prompt_to_row(prompt)
-        return len(json.dumps([row["messages"], row["tools"]])) // _CHARACTERS
+        return len(json.dumps([row["messages"], row["tools"]])) // _CHARACTERS_PER_TOKEN
     return len(renderer.tokenizer(renderer.text(prompt), add_special_tokens=False)["input_ids"])

@@ -32,6 +32,7 @@ from posttrain.evaluation.run import (
     write_records,
 )
 from posttrain.runs import Manifest, Run, parent_of
+from posttrain.sampling.sampler import Sampler
 from posttrain.versions import package_versions
 
 _PROMPT_STATS = ("sources", "inputs", "inspect")  # stats that a run which is graded anew keeps
@@ -52,26 +53,33 @@ class Rescored:
     after: dict[str, list[Record]]
 
     def changes(self) -> Iterator[str]:
-        """A line for each checkpoint: records, and scores and verdicts that changed."""
+        """Lines to print, a checkpoint each: counts of records, changed scores and verdicts."""
         for name, records in self.before.items():
-            pairs = list(zip(records, self.after[name], strict=True))
-            scores = sum(old.score.value != new.score.value for old, new in pairs)
-            verdicts = sum(old.verdict.calls != new.verdict.calls for old, new in pairs)
+            scores = 0
+            verdicts = 0
+            for before, after in zip(records, self.after[name], strict=True):
+                scores += before.score.value != after.score.value
+                verdicts += before.verdict.calls != after.verdict.calls
             changed = f"{scores:,} scores and {verdicts:,} verdicts changed"
             yield f"{name}: {len(records):,} records, {changed}"
 
 
 def rescore(run: Path, grade: Grade) -> Rescored:
-    """Grade a run's records again."""
+    """Grade the records of a finished run again; tasks of inspect are replayed from journals."""
     manifest, before = read_run(run)
-    return Rescored(manifest, before, _rescored(run, manifest, before, grade))
+    after = {name: _grade_again(name, records, grade) for name, records in before.items()}
+    for unit, task_run in manifest.stats.get("inspect", {}).items():
+        for name, records in after.items():
+            after[name] = _replay_task(task_run, run, name, unit, records)
+    return Rescored(manifest, before, after)
 
 
 def keep_rescored(stage: Run, run: Path, rescored: Rescored) -> None:
     """Write records that were graded anew as a run of their own.
 
     Args:
-        run: the run that they were first graded in.
+        stage: run to write.
+        run: finished run that the records come from.
     """
     # loads transformers, which comparing does without
     from posttrain.evaluation.stage import finish_run, write_tables
@@ -97,58 +105,68 @@ def keep_rescored(stage: Run, run: Path, rescored: Rescored) -> None:
 
 
 def recovery_of(manifest: Manifest) -> RecoveryConfig | None:
-    """Block `recovery` of the recipe that an evaluation was made by."""
+    """Block `recovery` of an evaluation's recipe; None where it has none."""
     block = manifest.config.get("recovery")
     return None if block is None else RecoveryConfig.model_validate(block)
 
 
-def _rescored(
-    out: Path, manifest: Manifest, before: Mapping[str, Sequence[Record]], grade: Grade
-) -> dict[str, list[Record]]:
-    """The records graded anew; tasks of inspect are run again on the answers of their journals."""
-    after: dict[str, list[Record]] = {}
-    for name, records in before.items():
-        ours = [(r.prompt, r.completion) for r in records if r.prompt.grader != INSPECT]
-        graded = iter(grade_completions(name, ours, grade))
-        after[name] = [r if r.prompt.grader == INSPECT else next(graded) for r in records]
-    for unit, run in manifest.stats.get("inspect", {}).items():
-        from posttrain.evaluation.inspect_adapter.tasks import run_task
+def _grade_again(name: str, records: Sequence[Record], grade: Grade) -> list[Record]:
+    """Grade a checkpoint's records again; records of inspect's tasks stay as they are."""
+    attempts = [(r.prompt, r.completion) for r in records if r.prompt.grader != INSPECT]
+    graded = iter(grade_completions(name, attempts, grade))
+    return [r if r.prompt.grader == INSPECT else next(graded) for r in records]
 
-        for name, records in after.items():
-            own = {r.prompt.id: r.prompt for r in records if unit_name(r.prompt) == unit}
-            with tempfile.TemporaryDirectory() as logs:
-                replay = run_task(
-                    run,
-                    [*own.values()],
-                    dict.fromkeys(("", *run["roles"])),
-                    checkpoint=name,
-                    journal=partial(journal_path, out, name, unit),
-                    logs=Path(logs),
-                )
-                replayed = asyncio.run(replay)
-            found = {(r.prompt.id, r.completion.index): r for r in replayed}
-            after[name] = [found.get((r.prompt.id, r.completion.index), r) for r in records]
-    return after
+
+def _replay_task(
+    task_run: Mapping[str, Any], run: Path, name: str, unit: str, records: Sequence[Record]
+) -> list[Record]:
+    """Run an inspect task of a finished run again on the answers of its journals.
+
+    Args:
+        task_run: of `inspect_run`.
+        name: of the checkpoint.
+        records: of all units; those of other units are returned as they are.
+    """
+    # imports inspect, which may be missing where no task needs it
+    from posttrain.evaluation.inspect_adapter.tasks import run_task
+
+    prompts = {r.prompt.id: r.prompt for r in records if unit_name(r.prompt) == unit}
+    # no sampler for the checkpoint ("") nor for any role: journals alone answer
+    samplers: dict[str, Sampler | None] = dict.fromkeys(("", *task_run["roles"]))
+    with tempfile.TemporaryDirectory() as logs:
+        replay = run_task(
+            task_run,
+            [*prompts.values()],
+            samplers,
+            checkpoint=name,
+            journal=partial(journal_path, run, name, unit),
+            logs=Path(logs),
+        )
+        replayed = asyncio.run(replay)
+    replayed_records = {(r.prompt.id, r.completion.index): r for r in replayed}
+    return [replayed_records.get((r.prompt.id, r.completion.index), r) for r in records]
 
 
 def leaderboard_rows(names: Sequence[str]) -> dict[str, Any]:
     """Figures of checkpoints' agentic runs, the best checkpoint first.
 
     Args:
-        names: each `RUN`, or `RUN:NAME` of one of its checkpoints.
+        names: `RUN`, or `RUN:NAME` for one of the run's checkpoints.
 
     Raises:
         ConfigError: a checkpoint is named twice, has other tasks, or none that is agentic.
     """
     if len(set(names)) < len(names):
         raise ConfigError("a leaderboard takes each model once")
-    sides = {name: read_checkpoint(name) for name in names}
-    first = sides[names[0]]
-    records = {names[0]: first.records}
+    checkpoints = {name: read_checkpoint(name) for name in names}
+    baseline = checkpoints[names[0]]
+    records = {names[0]: baseline.records}
     for name in names[1:]:
-        if sides[name].lock["prompts"].keys() != first.lock["prompts"].keys():
+        checkpoint = checkpoints[name]
+        if checkpoint.lock["prompts"].keys() != baseline.lock["prompts"].keys():
             raise ConfigError(f"{name} has other tasks than {names[0]}")
-        records[name] = comparable(first, sides[name], despite=("rendering", "versions"))[1]
+        # models of several families differ in template and in the versions that they need
+        _, records[name] = comparable(baseline, checkpoint, despite=("rendering", "versions"))
     rows = agentic_rows(records)
     if rows is None:
         raise ConfigError("these evaluations have no agentic tasks")

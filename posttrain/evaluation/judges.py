@@ -1,5 +1,6 @@
-"""Evaluate judges on held-out pairs: every pair in both orders, resumable, with intervals. Pairs of
-one question, and both orders of a pair, are one cluster.
+"""Evaluate judge models on held-out pairs, each in both orders; resumable, with intervals.
+
+Pairs of one question, and both orders of a pair, are one cluster of the intervals.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ from posttrain.sampling.open import opened_sampler
 from posttrain.sampling.progress import ProgressBar
 
 KIND = "genrm_evaluation"
-WORK, RECORDS, METRICS, EXAMPLES = "work", "records", "metrics.json", "examples.jsonl"
+WORK = "work"
+RECORDS = "records"
+METRICS = "metrics.json"
+EXAMPLES = "examples.jsonl"
 PROMPTS = "prompts.jsonl"
 TO_READ = 4  # judgements of each kind and checkpoint kept for the report
 Row = dict[str, Any]
@@ -60,17 +64,21 @@ RATES = (
     "truncated",
 )
 MEANS = ("reward", "score_error", "ranking_error", "tokens")
+# position that holds, in the swapped order, the answer of a position; 0: neither is preferred
+_SWAPPED_POSITION = {0: 0, 1: 2, 2: 1}
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One judgement of one pair in one order.
+    """Judgement of a pair of answers in one order, as read.
 
     Attributes:
-        question: shared by all pairs that answer the same.
-        index: which of the samples; sample i in the one order stands beside sample i in the other.
-        prefers: the position that it prefers: 1, 2, or 0 for neither; None without a verdict.
-        figures: those of `RATES` and `MEANS` that one judgement has; None where one does not apply.
+        question: name of the question, shared by all pairs that answer it.
+        index: number of the sample; sample i of one order is paired with sample i of the other.
+        swapped: the second answer of the pair stands first.
+        prefers: preferred position: 1, 2, or 0 for neither; None without a verdict.
+        figures: values of those `RATES` and `MEANS` that a single judgement has; None where a
+            figure does not apply.
     """
 
     checkpoint: str
@@ -83,96 +91,126 @@ class Judged:
     figures: Mapping[str, float | None]
 
 
-def _values(judged: Sequence[Judged]) -> dict[str, Values]:
-    """The values of every figure, each with its question; those of None are left out."""
+def _question_values(judged: Sequence[Judged]) -> dict[str, Values]:
+    """Values of each figure, each with its question; figures of None are left out."""
     values: dict[str, list[tuple[float, str]]] = {name: [] for name in (*RATES, *MEANS)}
-    for one in judged:
-        for name, value in one.figures.items():
+    for judgement in judged:
+        for name, value in judgement.figures.items():
             if value is not None:
-                values[name].append((float(value), one.question))
-    swapped = {(one.pair, one.index): one for one in judged if one.swapped}
-    for one in judged:
-        other = swapped.get((one.pair, one.index))
-        if one.swapped or other is None:
+                values[name].append((float(value), judgement.question))
+    # two figures need both orders of a pair, and count the pair once
+    swapped_by_pair = {
+        (judgement.pair, judgement.index): judgement for judgement in judged if judgement.swapped
+    }
+    for judgement in judged:
+        swapped = swapped_by_pair.get((judgement.pair, judgement.index))
+        if judgement.swapped or swapped is None:
             continue
-        right = [side.figures["pairwise_accuracy"] for side in (one, other)]
-        if None not in right:
-            values["right_in_both_orders"].append((float(right == [1, 1]), one.question))
-        if one.prefers is not None and other.prefers is not None:
-            same = one.prefers == {0: 0, 1: 2, 2: 1}[other.prefers]
-            values["position_consistency"].append((float(same), one.question))
+        accuracies = [
+            judgement.figures["pairwise_accuracy"],
+            swapped.figures["pairwise_accuracy"],
+        ]
+        if None not in accuracies:
+            right_in_both = float(accuracies == [1, 1])
+            values["right_in_both_orders"].append((right_in_both, judgement.question))
+        if judgement.prefers is not None and swapped.prefers is not None:
+            same_answer = judgement.prefers == _SWAPPED_POSITION[swapped.prefers]
+            values["position_consistency"].append((float(same_answer), judgement.question))
     return {**values}
 
 
 def judge_cells(judged: Sequence[Judged], *, seed: int) -> list[Row]:
-    """A row a checkpoint × source, and one over all sources where there are several; `seed` is of
-    the bootstrap of means."""
+    """Figures of each checkpoint and source, and over all sources where there are several.
+
+    Args:
+        seed: of the bootstrap of means.
+
+    Returns:
+        Rows of counts, and of each figure with its interval; None where a figure has no value.
+    """
     rows: list[Row] = []
-    for checkpoint in dict.fromkeys(one.checkpoint for one in judged):
-        for source, own in _by_source(judged, checkpoint):
-            values = _values(own)
+    for checkpoint in dict.fromkeys(judgement.checkpoint for judgement in judged):
+        for source, source_judgements in _by_source(judged, checkpoint):
+            values = _question_values(source_judgements)
             figures = {name: rate(values[name]) for name in RATES}
             for name in MEANS:
                 spread = length(values[name], seed=seed)
                 figures[name] = spread and spread.mean
-            rows.append({
+            row: Row = {
                 "checkpoint": checkpoint,
                 "source": source,
-                "pairs": len({one.pair for one in own}),
-                "judgements": len(own),
-                **{name: figure and asdict(figure) for name, figure in figures.items()},
-            })  # fmt: skip
+                "pairs": len({judgement.pair for judgement in source_judgements}),
+                "judgements": len(source_judgements),
+            }
+            for name, figure in figures.items():
+                row[name] = figure and asdict(figure)
+            rows.append(row)
     return rows
 
 
 def alert_rows(judged: Sequence[Judged]) -> list[Row]:
-    """What is to be known first: judges of whose judgements more than a third are truncated or hold
-    no verdict in the format that they are asked for."""
+    """Alerts about judge models whose judgements are often of no use.
+
+    A judge model has a row where more than a third of its judgements are truncated, or hold no
+    verdict in the format that the prompt asks for.
+    """
     rows: list[Row] = []
-    for checkpoint in dict.fromkeys(one.checkpoint for one in judged):
-        own = [one.figures for one in judged if one.checkpoint == checkpoint]
-        ended = [figures for figures in own if not figures["truncated"]]
-        found = alert(
+    for checkpoint in dict.fromkeys(judgement.checkpoint for judgement in judged):
+        figures = [judgement.figures for judgement in judged if judgement.checkpoint == checkpoint]
+        finished_figures = [row for row in figures if not row["truncated"]]
+        alert_row = alert(
             checkpoint,
-            completions=len(own),
-            truncated=len(own) - len(ended),
-            unformatted=sum(not figures["format"] for figures in ended),
+            completions=len(figures),
+            truncated=len(figures) - len(finished_figures),
+            unformatted=sum(not row["format"] for row in finished_figures),
         )
-        rows += [] if found is None else [found]
+        if alert_row is not None:
+            rows.append(alert_row)
     return rows
 
 
 def judge_differences(judged: Sequence[Judged]) -> list[Row]:
-    """Each other checkpoint against the first, on questions where a figure applies to both."""
-    names = list(dict.fromkeys(one.checkpoint for one in judged))
+    """Paired differences of each further checkpoint from the first, for each source.
+
+    A figure is compared over the questions where it applies to both checkpoints.
+    """
+    names = list(dict.fromkeys(judgement.checkpoint for judgement in judged))
     rows: list[Row] = []
     for name in names[1:]:
-        theirs = dict(_by_source(judged, name))
-        for source, ours in _by_source(judged, names[0]):
-            if source in theirs:
-                row: Row = {"a": names[0], "b": name, "source": source}
-                a, b = _values(ours), _values(theirs[source])
-                for figures, difference in ((RATES, rate_difference), (MEANS, length_difference)):
-                    row |= differences(a, b, figures, difference, least=2)
-                rows.append(row)
+        compared_by_source = dict(_by_source(judged, name))
+        for source, baseline in _by_source(judged, names[0]):
+            if source not in compared_by_source:
+                continue
+            row: Row = {"a": names[0], "b": name, "source": source}
+            a = _question_values(baseline)
+            b = _question_values(compared_by_source[source])
+            row |= differences(a, b, RATES, rate_difference, least=2)
+            row |= differences(a, b, MEANS, length_difference, least=2)
+            rows.append(row)
     return rows
 
 
 def _by_source(judged: Sequence[Judged], checkpoint: str) -> list[tuple[str, list[Judged]]]:
-    own = [one for one in judged if one.checkpoint == checkpoint]
-    names = list(dict.fromkeys(one.source for one in own))
-    cells = [(name, [one for one in own if one.source == name]) for name in names]
-    return [*cells, (ALL, own)] if len(names) > 1 else cells
+    """Judgements of a checkpoint by source, and all of them last where there are several."""
+    judgements = [judgement for judgement in judged if judgement.checkpoint == checkpoint]
+    by_source: dict[str, list[Judged]] = {}
+    for judgement in judgements:
+        by_source.setdefault(judgement.source, []).append(judgement)
+    cells = list(by_source.items())
+    return [*cells, (ALL, judgements)] if len(cells) > 1 else cells
 
 
 Read = Callable[[str, Prompt, Completion], Judged | None]
-"""A checkpoint's name, a prompt and its judgement → what it is worth; None: the backend failed."""
+"""Checkpoint's name, prompt and completion → judgement as read; None: the backend failed."""
 Judgements = Sequence[tuple[Prompt, Completion, Judged | None]]
 
 
 def held_out(recipe: EvalGenRmConfig, data: Manifest) -> list[Prompt]:
-    """The held-out judging prompts, both orders of a pair one after the other; DataError where
-    there are none."""
+    """Held-out judging prompts of the recipe's data, both orders of a pair one after the other.
+
+    Raises:
+        DataError: the data holds nothing out.
+    """
     path = Path(recipe.data) / data.stats["files"]["held_out"]
     prompts = read_prompts(path)
     if not prompts:
@@ -182,7 +220,7 @@ def held_out(recipe: EvalGenRmConfig, data: Manifest) -> list[Prompt]:
 
 
 async def time_lines(recipe: EvalGenRmConfig, prompts: Sequence[Prompt]) -> list[str]:
-    """How long each checkpoint's judgements take at most, as `sampling_time`."""
+    """Longest time of each checkpoint's judgements, a line each, as `sampling_time` words it."""
     lines: list[str] = []
     for name in recipe.checkpoints:
         backend = recipe.backend_of(name)
@@ -209,37 +247,53 @@ def run_evaluation(
     parents: Sequence[Parent],
     console: Console,
 ) -> None:
-    """Make what is missing of the run, then its figures and manifest; DataError where a backend
-    gave up too often."""
+    """Sample the missing judgements, then write the figures and finish the run.
+
+    Args:
+        prompts: of `held_out`.
+        read: reads a completion as a judgement.
+        data: manifest of the judging data.
+
+    Raises:
+        DataError: a backend gave up too often.
+    """
     out = stage.path
     atomic_write_text(out / PROMPTS, prompt_lines(prompts))
     total = len(prompts) * recipe.n * len(recipe.checkpoints)
     most_tokens = recipe.sampling.max_tokens
     with ProgressBar(total=total, most_tokens=most_tokens, console=console) as progress:
-        samplers = asyncio.run(_judge_all(recipe, prompts, progress))
-    by_id = {prompt.id: prompt for prompt in prompts}
+        samplers = asyncio.run(_sample_judgements(recipe, prompts, progress))
+    prompts_by_id = {prompt.id: prompt for prompt in prompts}
     judgements: dict[str, Judgements] = {}
+    judged: list[Judged] = []
+    failed: dict[str, int] = {}
+    examples: list[Row] = []
     for name in recipe.checkpoints:
-        completions = read_completions(out / RECORDS / f"{name}.jsonl")
-        own = ((by_id[completion.prompt_id], completion) for completion in completions)
-        judgements[name] = [(p, c, read(name, p, c)) for p, c in own]
-    judged = [one for rows in judgements.values() for *_, one in rows if one is not None]
-    alerts = alert_rows(judged)
-    metrics = {
-        **({"alerts": alerts} if alerts else {}),
-        "cells": judge_cells(judged, seed=recipe.seed),
-        "differences": judge_differences(judged),
-        "failed": {name: sum(one is None for *_, one in own) for name, own in judgements.items()},
-    }
-    examples = [row for name, own in judgements.items() for row in _to_read(name, own)]
+        rows: list[tuple[Prompt, Completion, Judged | None]] = []
+        for completion in read_completions(out / RECORDS / f"{name}.jsonl"):
+            prompt = prompts_by_id[completion.prompt_id]
+            rows.append((prompt, completion, read(name, prompt, completion)))
+        verdicts = [judgement for _, _, judgement in rows if judgement is not None]
+        judgements[name] = rows
+        judged += verdicts
+        failed[name] = len(rows) - len(verdicts)
+        examples += _examples(name, rows)
+    metrics: Row = {}
+    if alerts := alert_rows(judged):
+        metrics["alerts"] = alerts
+    metrics["cells"] = judge_cells(judged, seed=recipe.seed)
+    metrics["differences"] = judge_differences(judged)
+    metrics["failed"] = failed
     atomic_write_json(out / METRICS, metrics)
     atomic_write_text(out / EXAMPLES, "".join(map(row_line, examples)))
     files: dict[str, int | None] = {PROMPTS: len(prompts), METRICS: None, EXAMPLES: len(examples)}
-    files |= {f"{RECORDS}/{name}.jsonl": len(rows) for name, rows in judgements.items()}
+    for name, checkpoint_rows in judgements.items():
+        files[f"{RECORDS}/{name}.jsonl"] = len(checkpoint_rows)
     pairs = len({prompt.task for prompt in prompts})
-    left: int = data.stats["held_out"]["pairs"] - pairs
+    not_selected: int = data.stats["held_out"]["pairs"] - pairs
+    dropped = {"not_selected": not_selected} if not_selected else {}
     stage.finish(
-        counts=Counts(pairs + left, pairs, {"not_selected": left} if left else {}),
+        counts=Counts(pairs + not_selected, pairs, dropped),
         files=files,
         parents=parents,
         seed=recipe.seed,
@@ -252,18 +306,22 @@ def run_evaluation(
     )
 
 
-async def _judge_all(
+async def _sample_judgements(
     recipe: EvalGenRmConfig, prompts: Sequence[Prompt], progress: ProgressBar
 ) -> dict[str, Row]:
-    """Every checkpoint's judgements, into its file; returns what identifies the samplers."""
-    out, digest, samplers = Path(recipe.out), digest_of(prompt_lines(prompts)), dict[str, Row]()
+    """Sample each checkpoint's judgements into its file. Returns the identity of each sampler."""
+    out = Path(recipe.out)
     (out / RECORDS).mkdir(exist_ok=True)
+    prompts_digest = digest_of(prompt_lines(prompts))
     tasks = tasks_of(prompts, lambda _: recipe.n, seed=recipe.seed)
+    samplers: dict[str, Row] = {}
     for name in recipe.checkpoints:
-        backend, work = recipe.backend_of(name), out / WORK / name
+        backend = recipe.backend_of(name)
+        work = out / WORK / name
         async with opened_sampler(backend, checkpoint=recipe.path_of(name), parts=False) as sampler:
             samplers[name] = dict(sampler.identity)
-            bind(work, {"prompts": digest, "sampler": samplers[name]})
+            # judgements of another sampler or of other prompts must not be mixed in
+            bind(work, {"prompts": prompts_digest, "sampler": samplers[name]})
             await generate(
                 tasks,
                 sampler,
@@ -279,20 +337,22 @@ async def _judge_all(
     return samplers
 
 
-def _to_read(checkpoint: str, judgements: Judgements) -> list[dict[str, Any]]:
-    """Some that are right, some that are wrong, some without a verdict; with prompt and gold."""
-    kinds: dict[object, list[dict[str, Any]]] = {}
-    for prompt, completion, judged in judgements:
-        figures = {} if judged is None else judged.figures
+def _examples(checkpoint: str, judgements: Judgements) -> list[Row]:
+    """Judgements to read in the report: right, wrong, and without a verdict; with their gold."""
+    rows_by_kind: dict[object, list[Row]] = {}
+    for prompt, completion, judgement in judgements:
+        figures = {} if judgement is None else judgement.figures
         right = figures.get("pairwise_accuracy")
+        answer = completion.steps[-1].text if completion.steps else completion.error or ""
         row: Row = {
             "checkpoint": checkpoint,
             "prompt": prompt.id,
             "request": prompt.messages[-1].content,
-            "answer": completion.steps[-1].text if completion.steps else completion.error or "",
+            "answer": answer,
             "gold": prompt.gold,
             "reward": figures.get("reward"),
             "right": right,
         }
-        kinds.setdefault(judged and (figures["format"], right), []).append(row)
-    return [row for rows in kinds.values() for row in rows[:TO_READ]]
+        kind = None if judgement is None else (figures["format"], right)
+        rows_by_kind.setdefault(kind, []).append(row)
+    return [row for rows in rows_by_kind.values() for row in rows[:TO_READ]]

@@ -31,14 +31,15 @@ Answers = Mapping[str, Mapping[str, Sequence[Record]]]
 
 @dataclass(frozen=True, slots=True)
 class Sensitivity:
-    """The spread of template means, in the unit of the means.
+    """Spread of template means, in the unit of the means.
 
     Attributes:
-        sd: population standard deviation of the means as measured.
-        floor: the root mean square that sampling alone gives; None: not known, with one sample.
-        debiased: sd with the floor's square taken off its own, not below 0.
-        low, high: 95 % interval of the true value.
-        p: of a true value of 0.
+        sd: population standard deviation of the measured means.
+        floor: root mean square of the standard deviation that sampling alone gives; None where it
+            is not known, with a single sample of a question.
+        debiased: √(sd² − floor²), not below 0.
+        low, high: 95 % interval of the true standard deviation.
+        p: p-value of a true standard deviation of 0.
     """
 
     sd: float
@@ -50,52 +51,80 @@ class Sensitivity:
 
 
 def sensitivity(means: Floats, variances: Floats | None) -> Sensitivity:
-    """The spread of template means `(templates,)` on the same questions; `variances` of each mean
-    are from sampling, None where not known."""
-    sd, count = float(means.std()), len(means)
+    """Spread of template means over the same questions.
+
+    Args:
+        means: `(templates,)`.
+        variances: `(templates,)`, of each mean from sampling; None where they are not known.
+    """
+    sd = float(means.std())
+    count = len(means)
     if variances is None:
         return Sensitivity(sd)
     noise = float(variances.mean())
-    if noise == 0:  # nothing was left to chance
+    if noise == 0:  # no sampling, as with temperature 0: the spread is exact
         return Sensitivity(sd, 0.0, sd, sd, sd, p=float(sd == 0))
-    degrees, found, scale = count - 1, count * sd**2 / noise, math.sqrt(noise / count)
+    degrees = count - 1
+    statistic = count * sd**2 / noise
     floor = math.sqrt(noise * degrees / count)
     debiased = math.sqrt(max(0.0, sd**2 - floor**2))
-    low, high = (scale * math.sqrt(_noncentrality(found, degrees, at)) for at in (0.975, 0.025))
-    return Sensitivity(sd, floor, debiased, low, high, p=float(stats.chi2.sf(found, degrees)))
+    scale = math.sqrt(noise / count)
+    # the larger the true spread, the rarer so small a statistic: 97.5 % gives the lower bound
+    low = scale * math.sqrt(_noncentrality(statistic, degrees, 0.975))
+    high = scale * math.sqrt(_noncentrality(statistic, degrees, 0.025))
+    return Sensitivity(sd, floor, debiased, low, high, p=float(stats.chi2.sf(statistic, degrees)))
 
 
-def _noncentrality(value: float, degrees: int, share: float) -> float:
-    """The noncentrality with which a share of draws is at most `value`, not below 0."""
-    if stats.chi2.cdf(value, degrees) <= share:
+def _noncentrality(statistic: float, degrees: int, share: float) -> float:
+    """Noncentrality, not below 0, with which a share of draws is at most the statistic."""
+    if stats.chi2.cdf(statistic, degrees) <= share:
         return 0.0
-    most = (math.sqrt(value) + 10) ** 2
-    root: Any = brentq(lambda c: float(stats.ncx2.cdf(value, degrees, c)) - share, 1e-12, most)
+
+    def excess(noncentrality: float) -> float:
+        return float(stats.ncx2.cdf(statistic, degrees, noncentrality)) - share
+
+    # at ten standard deviations above the statistic the share is far below 2.5 %
+    upper = (math.sqrt(statistic) + 10) ** 2
+    root: Any = brentq(excess, 1e-12, upper)
     return float(root)
 
 
 def mean_and_variance(scores: Sequence[Sequence[float]]) -> tuple[float, float | None]:
-    """The mean over questions of each one's mean, and its variance from sampling alone: None where
-    a question has a single sample."""
-    mean = float(np.mean([np.mean(own) for own in scores]))
+    """Mean over questions of each question's mean score, and its variance from sampling alone.
+
+    Args:
+        scores: of each question, the scores of its samples.
+
+    Returns:
+        The mean; and the variance, None where a question has a single sample.
+    """
+    mean = float(np.mean([np.mean(question_scores) for question_scores in scores]))
     if min(map(len, scores)) < 2:
         return mean, None
-    noise = sum(float(np.var(own, ddof=1)) / len(own) for own in scores)
-    return mean, noise / len(scores) ** 2
+    variances = [float(np.var(samples, ddof=1)) / len(samples) for samples in scores]
+    return mean, sum(variances) / len(scores) ** 2
 
 
 def sensitivity_rows(records: Sequence[Record]) -> list[Row]:
-    """A row for every checkpoint × task × setting × mode that is asked in several templates."""
+    """Rows of each checkpoint, task, setting and reasoning mode that is asked in several templates.
+
+    A row has the spread over templates, the consistency of answers, and the mean of each template;
+    no templates where no question has enough scored samples under all of them.
+    """
     rows: list[Row] = []
-    for cell, own in by_cell(records).items():
-        names = dict.fromkeys(r.prompt.template for r in own if r.prompt.template is not None)
+    for cell, cell_records in by_cell(records).items():
+        names: dict[str, None] = {}
+        for record in cell_records:
+            if record.prompt.template is not None:
+                names[record.prompt.template] = None
         if cell.task != ALL and len(names) > 1:
-            rows.append(_row(cell, own, (*names,)))
+            rows.append(_sensitivity_row(cell, cell_records, (*names,)))
     return rows
 
 
-def _row(cell: Cell, records: Sequence[Record], names: Sequence[str]) -> Row:
-    unscored, samples = Counter[str](), Counter[str]()
+def _sensitivity_row(cell: Cell, records: Sequence[Record], names: Sequence[str]) -> Row:
+    unscored = Counter[str]()
+    samples = Counter[str]()
     answers = {name: defaultdict[str, list[Record]](list) for name in names}
     for record in records:
         template = str(record.prompt.template)
@@ -105,19 +134,19 @@ def _row(cell: Cell, records: Sequence[Record], names: Sequence[str]) -> Row:
         else:
             answers[template][record.prompt.task].append(record)
     k = max(samples.values())
-    every = dict.fromkeys(record.prompt.task for record in records)
+    asked = dict.fromkeys(record.prompt.task for record in records)
     # the same questions under every template, else what one cannot read would move its mean
-    questions = [
-        question
-        for question in every
-        if all(len(answers[name][question]) >= min(k, 2) for name in names)
-    ]
+    questions: list[str] = []
+    for question in asked:
+        fewest = min(len(answers[name][question]) for name in names)
+        if fewest >= min(k, 2):
+            questions.append(question)
     if not questions:
         return {**cell._asdict(), "questions": 0, "unscored": dict(unscored), "templates": []}
     templates: list[Row] = []
     variances: list[float | None] = []
     for name in names:
-        scores = [[r.score.value or 0.0 for r in answers[name][q]] for q in questions]
+        scores = [_scores(answers[name][question]) for question in questions]
         mean, variance = mean_and_variance(scores)
         variances.append(variance)
         # as many independent samples as carry this variance; at 0 and 1 all of them
@@ -126,14 +155,14 @@ def _row(cell: Cell, records: Sequence[Record], names: Sequence[str]) -> Row:
         row: Row = {"template": name, "mean": mean, "low": low, "high": high}
         templates.append(row | {"unscored": unscored[name]})
     means = np.asarray([row["mean"] for row in templates])
-    found = sensitivity(means, None if None in variances else np.asarray(variances, dtype=float))
+    known_variances = None if None in variances else np.asarray(variances, dtype=float)
     between, within = consistency(answers, questions)
     return {
         **cell._asdict(),
         "questions": len(questions),
-        "left_out": len(every) - len(questions),
+        "left_out": len(asked) - len(questions),
         "k": k,
-        **asdict(found),
+        **asdict(sensitivity(means, known_variances)),
         "consistency": between,
         "consistency_within": within,
         "unscored": dict(unscored),
@@ -141,24 +170,44 @@ def _row(cell: Cell, records: Sequence[Record], names: Sequence[str]) -> Row:
     }
 
 
+def _scores(records: Sequence[Record]) -> list[float]:
+    return [record.score.value or 0.0 for record in records]
+
+
 def consistency(answers: Answers, questions: Sequence[str]) -> tuple[float | None, float | None]:
-    """Agreeing pairs of answers to one question over all pairs, as in NeMo Skills' robustness
-    summary: between two templates, and within one; None where there is no pair. Two answers agree
-    where they read the same or both are right; one that is not read never does."""
-    agreeing, pairs = Counter[bool](), Counter[bool]()
+    """Shares of pairs of answers to a question that agree, between templates and within one.
+
+    The measure is that of NeMo Skills' robustness summary. Two answers agree where they read the
+    same or both are right; an answer that could not be read agrees with none.
+
+    Returns:
+        The share of pairs of two templates, and that of pairs of one; None where there is no pair.
+    """
+    all_pairs = 0
+    all_agreeing = 0
+    pairs_within = 0
+    agreeing_within = 0
     for question in questions:
-        counts = {name: Counter(map(_answer, own[question])) for name, own in answers.items()}
-        total = sum(counts.values(), Counter[str | None]())
-        within = sum(math.comb(own.total(), 2) for own in counts.values())
-        same = sum(math.comb(n, 2) for own in counts.values() for a, n in own.items() if a)
-        pairs[True] += within
-        agreeing[True] += same
-        pairs[False] += math.comb(total.total(), 2) - within
-        agreeing[False] += sum(math.comb(n, 2) for a, n in total.items() if a) - same
-    between, within = (agreeing[k] / pairs[k] if pairs[k] else None for k in (False, True))
+        total = Counter[str | None]()
+        for template_answers in answers.values():
+            counts = Counter(map(_answer_key, template_answers[question]))
+            total += counts
+            pairs_within += math.comb(counts.total(), 2)
+            agreeing_within += _agreeing_pairs(counts)
+        all_pairs += math.comb(total.total(), 2)
+        all_agreeing += _agreeing_pairs(total)
+    pairs_between = all_pairs - pairs_within
+    agreeing_between = all_agreeing - agreeing_within
+    between = agreeing_between / pairs_between if pairs_between else None
+    within = agreeing_within / pairs_within if pairs_within else None
     return between, within
 
 
-def _answer(record: Record) -> str | None:
-    """What an answer is compared by; None: it was not read."""
+def _agreeing_pairs(counts: Mapping[str | None, int]) -> int:
+    """Pairs of equal answers, from the count of each; unread and empty answers never agree."""
+    return sum(math.comb(count, 2) for answer, count in counts.items() if answer)
+
+
+def _answer_key(record: Record) -> str | None:
+    """Text that answers are compared by: one for all right answers; None for an unread answer."""
     return "\0right" if record.score.value == 1.0 else record.score.answer

@@ -73,7 +73,9 @@ def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterR
     linear = _linear_modules(model)
     weights = dict(model.named_parameters())
     # two families' routers (Phi-MoE, Llama 4) are linear modules
-    routers = {name for router in find_routers(model) for name in (router, f"{router}.weight")}
+    routers: set[str] = set()
+    for router in find_routers(model):
+        routers |= {router, f"{router}.weight"}
     size = {name: parameter_count(weight) for name, weight in weights.items()}
     for name, module in linear.items():
         size[name] = sum(map(parameter_count, module.parameters()))
@@ -82,10 +84,14 @@ def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterR
     reached_sizes: list[tuple[str, list[int]]] = []
     for target, candidates in targets:
         names = _ending_in(target, candidates)
-        if hit := sorted(routers.intersection(names)):
-            raise ConfigError(f"adapter target {target!r} would train the router {hit[0]}")
+        reached_routers = sorted(routers.intersection(names))
+        if reached_routers:
+            raise ConfigError(
+                f"adapter target {target!r} would train the router {reached_routers[0]}"
+            )
         reached_sizes.append((target, [size[name] for name in names]))
-    if missed := [target for target, sizes in reached_sizes if not sizes]:
+    missed = [target for target, sizes in reached_sizes if not sizes]
+    if missed:
         present = sorted({name.rpartition(".")[2] for name in linear})
         # experts fused into one parameter: [experts, rows, columns]
         fused_names = [name for name, p in weights.items() if len(full_shape(p)) == 3]

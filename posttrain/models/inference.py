@@ -1,4 +1,4 @@
-"""A checkpoint for inference: its weights, their digest, and the ids at which generation stops."""
+"""Checkpoints for inference: weights, their digest, and the ids at which generation stops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from posttrain.runs import MANIFEST, read_artifact
 from posttrain.tokens.tokenizer import saved_stops
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-# numbers: smaller matrices stay in the processor's caches, however they are stored
+# elements; smaller matrices stay in the processor's caches, however they are stored
 _LARGE_WEIGHT = 1 << 18
 
 
@@ -33,36 +33,39 @@ def load_for_inference(
     transposed: bool = True,
     simulate: bool = False,
 ) -> PreTrainedModel:
-    """The model in eval mode, from safetensors only; never runs remote code.
+    """Load a model in eval mode, from safetensors only; never runs remote code.
 
     Args:
         path: a checkpoint directory or a hub id.
         dtype: `auto` is bfloat16 on a GPU and float32 on a CPU.
         device: `auto` is the GPU where there is one.
         attention: `auto`, or an implementation that transformers knows.
+        vocabulary: number of rows that the embedding must have (largest token id + 1).
         transposed: on a CPU, store large weights so that decoding a few rows is fast; a pass over
             whole sequences gains nothing, and rounds otherwise than a model in training.
-        simulate: load a checkpoint in FP8 by ModelOpt, too, as `load_pretrained` does.
-        vocabulary: rows the embedding must have at least (largest token id + 1).
+        simulate: load also a checkpoint in FP8 by ModelOpt, as `load_pretrained` does.
 
     Raises:
-        ConfigError: it cannot be loaded so, is only an adapter, or has too small an embedding.
+        ConfigError: the model cannot be loaded so, is only an adapter, or its embedding is too
+            small.
     """
     try:
-        found = "cuda" if torch.cuda.is_available() else "cpu"
-        place = torch.device(found if device == "auto" else device)
-        if Path(path).is_dir():  # what is fetched shows how far it is
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch_device = torch.device(device)
+        # only a download needs the bar
+        if Path(path).is_dir():
             disable_progress_bar()
-        auto = torch.bfloat16 if place.type == "cuda" else torch.float32
+        auto_dtype = torch.bfloat16 if torch_device.type == "cuda" else torch.float32
         loaded: Any = load_pretrained(
             path,
             simulate=simulate,
-            dtype=_DTYPES.get(dtype, auto),
+            dtype=_DTYPES.get(dtype, auto_dtype),
             attn_implementation=choose_attention(attention),
             use_safetensors=True,
             trust_remote_code=False,
         )
-        model: PreTrainedModel = loaded.to(place)
+        model: PreTrainedModel = loaded.to(torch_device)
     except ConfigError:
         raise
     except (OSError, ValueError, ImportError, RuntimeError, SafetensorError) as error:
@@ -73,7 +76,7 @@ def load_for_inference(
             f"checkpoint {path}: its tokenizer uses ids up to {vocabulary - 1}, its embedding has "
             f"{rows} rows: they do not belong together"
         )
-    if place.type == "cpu" and transposed:
+    if torch_device.type == "cpu" and transposed:
         transpose_large_weights(model)
     return model.eval()
 
@@ -118,10 +121,10 @@ def weights_digest(path: str) -> str:
 
 
 def generation_stops(path: str, model: PreTrainedModel | None = None) -> tuple[int, ...]:
-    """The ids at which a checkpoint's generation config stops; () where it has none."""
+    """Ids at which a checkpoint's generation config stops; () where it has none."""
     if model is None:
         return saved_stops(path)
-    stops = getattr(model.generation_config, "eos_token_id", None)
-    if stops is None:
+    stop_ids = getattr(model.generation_config, "eos_token_id", None)
+    if stop_ids is None:
         return ()
-    return tuple(stops) if isinstance(stops, list) else (int(stops),)
+    return tuple(stop_ids) if isinstance(stop_ids, list) else (int(stop_ids),)

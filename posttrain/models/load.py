@@ -1,4 +1,4 @@
-"""A causal language model, from a checkpoint or from a config, ready to train and to stop."""
+"""Loading of causal language models, from a checkpoint or from a config, with their stop tokens."""
 
 from __future__ import annotations
 
@@ -230,10 +230,13 @@ def set_special_tokens(model: PreTrainedModel, special: SpecialTokens) -> None:
         checkpoint_stops = []
     elif not isinstance(checkpoint_stops, list):
         checkpoint_stops = [checkpoint_stops]
+    stop_ids = [special.end_id]
+    for stop_id in special.stop_ids:
+        if stop_id != special.end_id:
+            stop_ids.append(stop_id)
     # the checkpoint's other stop ids stay, unless one of them is the pad
-    stops = [special.end_id, *[i for i in special.stop_ids if i != special.end_id]]
-    stops += [i for i in checkpoint_stops if i not in stops and i != special.pad_id]
-    generation.eos_token_id = stops if len(stops) > 1 else stops[0]
+    stop_ids += [i for i in checkpoint_stops if i not in stop_ids and i != special.pad_id]
+    generation.eos_token_id = stop_ids if len(stop_ids) > 1 else stop_ids[0]
     generation.pad_token_id = special.pad_id
     embedding: Any = model.get_input_embeddings()
     # torch gives the row of `padding_idx` no gradient: it must not be the end of turn, which is the
@@ -277,7 +280,7 @@ def has_recurrent_kernels() -> bool:
 
 # -- models with random weights, from a mapping that a recipe can hold -----------------------------
 
-# Fields that every config accepts although no signature names them.
+# fields that every config accepts although no signature names them
 _UNNAMED_FIELDS = ("num_hidden_layers", "hybrid_override_pattern", "rope_theta", "rope_scaling")
 
 
@@ -300,10 +303,10 @@ def build_model(config: Mapping[str, Any]) -> PreTrainedModel:
             f"{nearest(str(model_type), list(CONFIG_MAPPING.keys()), or_list=False)}"
         )
     config_class = CONFIG_MAPPING[model_type]
-    known = [*_field_names(config_class), *_UNNAMED_FIELDS]
+    valid_names = [*_field_names(config_class), *_UNNAMED_FIELDS]
     for name in fields:
-        if name not in known:
-            hint = nearest(name, known, or_list=False)
+        if name not in valid_names:
+            hint = nearest(name, valid_names, or_list=False)
             raise ConfigError(f"model.config.{name}: {model_type} has no such field{hint}")
     fields.setdefault("bos_token_id", None)
     try:
@@ -328,6 +331,8 @@ def _check_heads(config: PreTrainedConfig) -> None:
 
 
 def _field_names(config_class: type[PreTrainedConfig]) -> list[str]:
-    named = inspect.signature(config_class.__init__).parameters
-    inherited = inspect.signature(PreTrainedConfig.__init__).parameters
-    return [name for name in {**inherited, **named} if name not in ("self", "kwargs")]
+    """Names of the fields of a config, those that all configs share first."""
+    own_parameters = inspect.signature(config_class.__init__).parameters
+    shared_parameters = inspect.signature(PreTrainedConfig.__init__).parameters
+    parameters = {**shared_parameters, **own_parameters}
+    return [name for name in parameters if name not in ("self", "kwargs")]

@@ -1,4 +1,4 @@
-"""Whether prompts and what follows them fit the positions of a model."""
+"""Room of prompts and completions in the positions of a model."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from posttrain.rollouts import Prompt
 from posttrain.tokens.renderer import prompt_text
 from posttrain.tokens.tokenizer import Encoder
 
+# positions of a model whose config names no limit
 NO_LIMIT = 1 << 60
 
 
 def positions(config: Any) -> int:
-    """The longest sequence that a model with this config of transformers has positions for."""
-    text = config.get_text_config()
-    return int(getattr(text, "max_position_embeddings", None) or NO_LIMIT)
+    """Length of the longest sequence that a model has positions for, by its transformers config."""
+    text_config = config.get_text_config()
+    return int(getattr(text_config, "max_position_embeddings", None) or NO_LIMIT)
 
 
 def positions_of(checkpoint: str) -> int:
-    """Read `positions` of a directory or a hub id.
+    """Read the positions of a checkpoint, a directory or a hub id.
 
     Raises:
-        ConfigError: it has no config.
+        ConfigError: its config is missing or cannot be read.
     """
     try:
         local = Path(checkpoint).is_dir()
@@ -46,22 +47,22 @@ def room_text(positions: int) -> str:
 def prompt_lengths(
     prompts: Sequence[Prompt], template: ChatTemplate, encoder: Encoder
 ) -> list[int]:
-    """Tokens of every prompt as the policy reads it.
+    """Number of tokens of every prompt as the policy reads it.
 
     Raises:
-        DataError: a prompt that the template refuses, or whose id another one has; by name.
+        DataError: a prompt that the template refuses, or whose id another prompt has; with its id.
     """
     ids = [prompt.id for prompt in prompts]
     if len(set(ids)) < len(ids):
-        twice = next(name for name in ids if ids.count(name) > 1)
-        raise DataError(f"two prompts are called {twice!r}; ids must differ")
+        repeated_id = next(prompt_id for prompt_id in ids if ids.count(prompt_id) > 1)
+        raise DataError(f"two prompts are called {repeated_id!r}; ids must differ")
     texts: list[str] = []
     for prompt in prompts:
         try:
             texts.append(prompt_text(prompt, template))
         except RenderError as error:
             raise DataError(f"prompt {prompt.id!r} cannot be rendered: {error}") from error
-    return [len(encoded) for encoded in encoder.encode(texts)]
+    return [len(prompt_ids) for prompt_ids in encoder.encode(texts)]
 
 
 def check_room(
@@ -72,28 +73,29 @@ def check_room(
     new: int,
     room: int,
 ) -> str:
-    """One line on the prompts; refuse those behind which a completion would not fit.
+    """Refuse prompts behind which a completion would not fit. Returns a line about the prompts.
 
     Args:
-        template: what the prompts are rendered with.
-        new: tokens that a completion may have.
+        lengths: number of tokens of each prompt.
+        template: template that renders the prompts.
+        new: greatest number of tokens of a completion.
         room: positions of the model.
 
     Raises:
-        ConfigError: naming the longest prompt.
+        ConfigError: too long a prompt; with the id of the longest.
     """
-    at = max(range(len(lengths)), key=lengths.__getitem__)
-    if lengths[at] + new > room:
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    if lengths[longest] + new > room:
         raise ConfigError(
-            f"prompt {prompts[at].id!r} has {lengths[at]:,} tokens; with sampling.max_tokens {new} "
-            f"that is more than the model's {room:,} positions: leave such prompts out, or set "
-            f"max_tokens to at most {max(room - lengths[at], 0)}"
+            f"prompt {prompts[longest].id!r} has {lengths[longest]:,} tokens; with "
+            f"sampling.max_tokens {new} that is more than the model's {room:,} positions: leave "
+            f"such prompts out, or set max_tokens to at most {max(room - lengths[longest], 0)}"
         )
     reasoning = ""
     if writes_reasoning(template):
         thinking = sum(prompt.thinking for prompt in prompts) / len(prompts)
         reasoning = f"{thinking:.0%} with reasoning; "
     return (
-        f"{len(prompts):,}: {reasoning}longest {lengths[at]:,} tokens + {new:,} new "
+        f"{len(prompts):,}: {reasoning}longest {lengths[longest]:,} tokens + {new:,} new "
         f"{room_text(room)}"
     )

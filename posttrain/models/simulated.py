@@ -119,8 +119,8 @@ def round_activations(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor
         quantiser.enable()
         applied.add(scale)
     # the experts of a layer share one quantiser, which reads the scale of the first
-    first_of = {re.sub(r"\.experts\.\d+\.", ".experts.0.", name) for name in scales}
-    unread = first_of - applied
+    first_scales = {re.sub(r"\.experts\.\d+\.", ".experts.0.", name) for name in scales}
+    unread = first_scales - applied
     if unread:
         # a folder that another exporter has written: half of its rounding would be missing
         raise ConfigError(
@@ -137,7 +137,9 @@ def is_simulated(model: PreTrainedModel) -> bool:
 def _scale_name(quantiser: str) -> str | None:
     """Name of the scale of a quantiser from its layer on; None for one that rounds a weight."""
     module, _, kind = tail(quantiser).rpartition(".")
-    if fused := _FUSED_INPUT.fullmatch(tail(quantiser)):
+    fused = _FUSED_INPUT.fullmatch(tail(quantiser))
+    if fused:
+        # experts in one module
         return f"{fused[1]}.0.{fused[2]}.input_scale"
     if kind == "input_quantizer":
         return f"{module}.input_scale"

@@ -26,7 +26,6 @@ ADDED = {
     "reasoning_bonus": "bonus of the shortest reasoning",
     "answer_bonus": "bonus of the shortest answer",
     "style": "style, zero-sum",
-    "absolute_penalty": "absolute length penalty",
 }
 # key of the log of any group-relative run → its name
 MEANS = {

@@ -1,10 +1,11 @@
-"""What a reader has to know before any figure: too many completions that are no answers."""
+"""Alert that a reader needs before any figure: too many completions are no answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# share of truncated and unformatted completions above which there is an alert
 MOST_UNUSABLE = 1 / 3
 Row = Mapping[str, Any]
 
@@ -12,12 +13,12 @@ Row = Mapping[str, Any]
 def alert(
     where: str, *, completions: int, truncated: int, unformatted: int
 ) -> dict[str, Any] | None:
-    """A row, JSON-able, where more than a third of the completions are truncated, or lack the
-    format that their prompts ask for; None where they are fewer.
+    """JSON-able row if more than a third of the completions are no answers; None otherwise.
 
     Args:
-        where: the part of the run, such as a setting or a checkpoint's task.
-        unformatted: of those that no limit ended.
+        where: part of the run, such as a setting or a checkpoint's task.
+        truncated: completions that a limit ended.
+        unformatted: other completions without the format that their prompts ask for.
     """
     if truncated + unformatted <= MOST_UNUSABLE * completions:
         return None
@@ -30,7 +31,7 @@ def alert(
 
 
 def alert_text(row: Row) -> str:
-    """One sentence, with what to do."""
+    """Sentence about an alert's row, with a remedy."""
     unusable = row["truncated"] + row["unformatted"]
     parts: list[str] = []
     if row["truncated"]:
@@ -42,5 +43,5 @@ def alert_text(row: Row) -> str:
 
 
 def worst(rows: Sequence[Row]) -> Row:
-    """The row with the largest share."""
+    """Row with the largest share of completions that are no answers."""
     return max(rows, key=lambda row: (row["truncated"] + row["unformatted"]) / row["completions"])

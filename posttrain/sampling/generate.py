@@ -1,4 +1,4 @@
-"""From prompts to samples: every task's completion in one file, in order, however often killed.
+"""Generation of samples: completions of all tasks in one file, in order, however often killed.
 
 In process, an unfinished stretch of the tasks is sampled again whole and comes out the same. From a
 server only the missing completions are requested.
@@ -52,9 +52,12 @@ if TYPE_CHECKING:
     from posttrain.tokens.renderer import PromptRenderer
 
 MADE_BY = "made_by.json"
-Key = tuple[str, int]  # prompt id, index
-_ROLLOUTS_PER_CONNECTION = 2  # one may run tools while another is answered
-_SYNC_SECONDS = 1.0  # forcing every line out alone would hold up a fast server
+# prompt id, index
+Key = tuple[str, int]
+# one may run tools while another is answered
+_ROLLOUTS_PER_CONNECTION = 2
+# seconds between two syncs to disk; a sync for every line would hold up a fast server
+_SYNC_SECONDS = 1.0
 
 
 def tasks_of(prompts: Sequence[Prompt], n_of: Callable[[str], int], *, seed: int) -> list[Task]:
@@ -78,13 +81,13 @@ async def generate(
     max_failure_rate: float = 0.0,
     progress: ProgressBar,
 ) -> SampleStats:
-    """Sample what is missing in `work`, then write all of it to `to`, one line a task, in order.
+    """Sample the completions that `work` lacks, then write all to `to`, one line a task, in order.
 
     Args:
         tasks: the completions to sample.
         sampler: the model.
-        work: a folder that belongs to these tasks and this sampler (`bind`).
-        to: the file of all completions.
+        work: folder that belongs to these tasks and this sampler (`bind`).
+        to: file of all completions.
         open_environment: as for `roll_out_each`.
         limits: bounds of a completion.
         chunk: completions of a stretch, in process.
@@ -93,8 +96,8 @@ async def generate(
         progress: bar to report to.
 
     Raises:
-        DataError: more than that share failed, which ends a server's requests at once, or the
-            server is gone. Called again, a server gets those again.
+        DataError: more than `max_failure_rate` failed, which ends a server's requests at once, or
+            the server is gone. Called again, a server is asked for the missing ones.
     """
     # in process a stretch is made whole, so that the same batches give the same bytes
     size = chunk if sampler.batched else max(1, len(tasks))
@@ -245,7 +248,8 @@ async def make_samples(
     console: Console,
 ) -> SampleStats:
     """Sample every completion that is missing and write all to `samples.jsonl`."""
-    from posttrain.sampling.open import opened_sampler  # reads tokenizers
+    # imported here, since it imports tokenizers
+    from posttrain.sampling.open import opened_sampler
 
     out = Path(recipe.out)
     tasks = tasks_of(prompts, recipe.n_of, seed=recipe.seed)
@@ -273,12 +277,12 @@ async def make_samples(
 
 
 async def time_line(recipe: SampleConfig, prompts: Sequence[Prompt]) -> str:
-    """Describe how long the completions of a recipe take at most, as `sampling_time`."""
+    """Describe the longest time that a recipe's completions take, as `sampling_time`."""
     completions = sum(recipe.n_of(prompt.setting) for prompt in prompts)
     tokens = sum(
         recipe.n_of(prompt.setting) * recipe.most_tokens(prompt.setting) for prompt in prompts
     )
-    needed = await sampling_time(
+    time_text = await sampling_time(
         recipe.backend,
         recipe.checkpoint,
         prompts,
@@ -286,7 +290,7 @@ async def time_line(recipe: SampleConfig, prompts: Sequence[Prompt]) -> str:
         tokens=tokens,
         rows=min(getattr(recipe.backend, "batch_size", 1), recipe.chunk, completions),
     )
-    return f"time: {needed}"
+    return f"time: {time_text}"
 
 
 async def sampling_time(
@@ -298,11 +302,11 @@ async def sampling_time(
     tokens: int,
     rows: int,
 ) -> str:
-    """Describe how long completions take at most, by a measured slice, or why it is unknown.
+    """Describe the longest time that completions take, by a measured slice, or why it is unknown.
 
     Args:
-        tokens: of all completions at their longest.
-        rows: completions that are written at a time.
+        tokens: tokens of all completions at their longest.
+        rows: number of completions that are written at a time.
 
     Raises:
         ConfigError, DataError: the model cannot be sampled, as the real run would find out.
@@ -310,17 +314,18 @@ async def sampling_time(
     from posttrain.sampling.measure import measure_speed, why_not_measured
     from posttrain.sampling.open import opened_sampler
 
-    if (reason := why_not_measured(backend, checkpoint)) is not None:
+    reason = why_not_measured(backend, checkpoint)
+    if reason is not None:
         return f"not measured: {reason}"
     async with opened_sampler(backend, checkpoint=checkpoint) as sampler:
         speed = measure_speed(sampler, prompts, parameters=parameters, rows=rows)
     if speed is None:
         return "not measured: the sampler is no model in this process"
     seconds = speed.seconds(prompts=len(prompts), tokens=tokens, rows=rows)
-    each = 1000 * speed.token_seconds(rows)
+    seconds_per_thousand = 1000 * speed.token_seconds(rows)
     return (
         f"at most {duration(seconds)}, if every completion runs to its limit; 1,000 tokens "
-        f"take {each:,.2g} s. {speed.text(rows)}"
+        f"take {seconds_per_thousand:,.2g} s. {speed.text(rows)}"
     )
 
 
@@ -383,7 +388,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._spans: dict[Key, tuple[int, int]] = {}  # start and length of each line
+        # start and length of each line, in bytes
+        self._spans: dict[Key, tuple[int, int]] = {}
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         end = self._recover()
@@ -398,16 +404,18 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self._sync()
         self._file.close()
-        if not self._spans:  # an output directory in which nothing was made may be another recipe's
+        if not self._spans:
+            # nothing was sampled: without its folders another recipe may have this output directory
             self._path.unlink()
-            with contextlib.suppress(OSError):  # other files lie there
+            # folders that hold other files stay
+            with contextlib.suppress(OSError):
                 os.removedirs(self._path.parent)
 
     def __contains__(self, key: Key) -> bool:
         return key in self._spans
 
     def add(self, completion: Completion) -> None:
-        """Append a completion; it outlives the process and is forced to the disk in a second."""
+        """Append a completion. It outlives the process, and after a second the machine."""
         key = (completion.prompt_id, completion.index)
         assert key not in self._spans, f"{key} was sampled twice"
         line = line_of(completion).encode()
@@ -428,7 +436,7 @@ class Journal:
         return os.pread(self._file.fileno(), length, start)
 
     def _recover(self) -> int:
-        """Read the lines of an earlier process; returns their end, before a torn last line."""
+        """Read the lines of an earlier process. Returns the offset behind the last complete one."""
         end = 0
         with self._path.open("rb") as file:
             for number, line in enumerate(file, start=1):

@@ -1,4 +1,4 @@
-"""How fast a model in this process samples: slices of its own prompts, timed and scaled up."""
+"""Speed of sampling by a model in this process: slices of its own prompts, timed and scaled up."""
 
 from __future__ import annotations
 
@@ -28,27 +28,30 @@ from posttrain.tokens.renderer import prompt_text
 
 # a dry run takes less than a minute, loading the models included
 MEASURING_SECONDS = 15.0
-# of the prompts by length: they stand for all of them
+# quantiles, by length, of the prompts that are timed: they stand for all of them
 _QUANTILES = (0.125, 0.375, 0.625, 0.875)
+# tokens of the prompt of the first pass, which is not among the results
 _FIRST_TOKENS = 32
-# a prompt is cut to so many tokens; what it has beyond them is scaled up
+# tokens to which a prompt is cut; the time of longer ones is scaled up
 _MOST_TOKENS = 512
-# the first token of a completion comes with its prompt, and no pass follows the last
+# tokens of a timed completion: the first comes with its prompt, and no pass follows the last
 _TOKENS = 6
-_COUNTED = 64  # prompts whose lengths are known
-_LEAST = 1e-6  # seconds, where a clock sees none
+# prompts that are tokenised, for the mean length
+_COUNTED_PROMPTS = 64
+# seconds, in place of 0, which a coarse clock may show
+_LEAST_SECONDS = 1e-6
 GIB = 1 << 30
-_NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingSpeed:
-    """Seconds of the parts of sampling, as far as they were measured.
+    """Measured seconds of the parts of sampling.
 
     Attributes:
-        prompt_length: tokens of a prompt in the mean.
-        prompt_token: seconds of one token of a prompt.
-        prompt_tokens: of the largest pass over prompts that was timed.
+        prompt_length: Tokens of a prompt in the mean.
+        prompt_token: Seconds of one token of a prompt.
+        prompt_tokens: Tokens of the largest pass over prompts that was timed.
         steps: (completions at a time, seconds in which each of them gets a token), rising.
     """
 
@@ -58,7 +61,7 @@ class SamplingSpeed:
     steps: tuple[tuple[int, float], ...]
 
     def token_seconds(self, rows: int) -> float:
-        """Seconds of one token while so many completions are written at a time."""
+        """Seconds of one token while `rows` completions are written at a time."""
         measured = [step for step in self.steps if step[0] <= rows]
         if not measured:
             measured = [self.steps[0]]
@@ -66,16 +69,18 @@ class SamplingSpeed:
         return scale_up(measured, rows) / rows
 
     def seconds(self, *, prompts: int, tokens: float, rows: int) -> float:
-        """Seconds for reading all prompts once and writing all tokens behind them."""
+        """Seconds of reading all prompts once and writing `tokens` tokens, `rows` at a time."""
         reading = prompts * self.prompt_length * self.prompt_token
         return reading + tokens * self.token_seconds(rows)
 
     def text(self, rows: int) -> str:
         """Describe what was measured and what was scaled up."""
-        most = self.steps[-1][0]
-        shown = min(most, rows)
-        speed = f"{1 / self.token_seconds(shown):,.0f} tokens a second, {shown:,} at a time"
-        if rows > most:
+        measured_rows = self.steps[-1][0]
+        shown_rows = min(measured_rows, rows)
+        speed = (
+            f"{1 / self.token_seconds(shown_rows):,.0f} tokens a second, {shown_rows:,} at a time"
+        )
+        if rows > measured_rows:
             speed += f"; scaled up to {rows:,} at a time"
         return (
             f"measured on this device: {1 / self.prompt_token:,.0f} prompt tokens a second (of "
@@ -84,7 +89,7 @@ class SamplingSpeed:
 
 
 def why_not_measured(backend: BackendConfig, checkpoint: str | None) -> str | None:
-    """Why a dry run measures no speed; None where it can."""
+    """Reason why a dry run measures no speed; None where it can."""
     if isinstance(backend, ScriptedBackend):
         return "no model runs"
     if isinstance(backend, Server):
@@ -94,22 +99,26 @@ def why_not_measured(backend: BackendConfig, checkpoint: str | None) -> str | No
     folder = Path(checkpoint or "")
     if not folder.is_dir():
         return f"{checkpoint} is not in a directory of this machine"
-    return _too_large(backend, folder)
+    return _why_too_large(backend, folder)
 
 
-def _too_large(backend: TransformersBackend, folder: Path) -> str | None:
+def _why_too_large(backend: TransformersBackend, folder: Path) -> str | None:
+    """Sentence about weights that do not fit this machine's memory; None where they do."""
     import torch
 
     if backend.device != "cpu" and torch.cuda.is_available():
         return None
-    stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    held = "bfloat16" if backend.dtype == "bfloat16" else "float32"
-    each = _NUMBER_BYTES.get(checkpoint_dtype(folder) or "", 4)
-    needed = stored * _NUMBER_BYTES[held] // each
-    free = psutil.virtual_memory().available
-    if needed < free:
+    bytes_on_disk = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    bytes_per_element = _ELEMENT_BYTES.get(checkpoint_dtype(folder) or "", 4)
+    # `auto` on a CPU is float32
+    dtype = "bfloat16" if backend.dtype == "bfloat16" else "float32"
+    needed_bytes = bytes_on_disk * _ELEMENT_BYTES[dtype] // bytes_per_element
+    free_bytes = psutil.virtual_memory().available
+    if needed_bytes < free_bytes:
         return None
-    return f"its weights take {needed / GIB:.1f} GiB, {free / GIB:.1f} GiB are free here"
+    return (
+        f"its weights take {needed_bytes / GIB:.1f} GiB, {free_bytes / GIB:.1f} GiB are free here"
+    )
 
 
 def measure_speed(
@@ -120,57 +129,72 @@ def measure_speed(
     rows: int,
     limit: float = MEASURING_SECONDS,
 ) -> SamplingSpeed | None:
-    """Time ever more completions of a few prompts, up to `rows` at a time; None for a sampler that
-    is no model in this process.
+    """Time ever more completions of a few prompts, up to `rows` at a time.
 
     Args:
-        limit: no slice is begun that would probably end later, in seconds.
+        limit: seconds; no slice is begun that would probably end later.
+
+    Returns:
+        The speed; None for a sampler that is no model in this process.
     """
     if not isinstance(sampler, RenderedSampler):
         return None
     engine = sampler.engine
     if not isinstance(engine, TransformersEngine):
         return None
-    sample = prompts[:: max(1, len(prompts) // _COUNTED)]
-    encoded = sampler.encoder.encode([prompt_text(one, sampler.template) for one in sample])
+    sample = prompts[:: max(1, len(prompts) // _COUNTED_PROMPTS)]
+    encoded = sampler.encoder.encode([prompt_text(prompt, sampler.template) for prompt in sample])
     by_length = sorted(encoded, key=len)
-    most = min(_MOST_TOKENS, positions(engine.model.config) - _TOKENS)
-    chosen = [by_length[int(share * len(by_length))][-most:] for share in _QUANTILES]
+    most_tokens = min(_MOST_TOKENS, positions(engine.model.config) - _TOKENS)
+    timed_prompts: list[Ids] = []
+    for quantile in _QUANTILES:
+        ids = by_length[int(quantile * len(by_length))]
+        # the end, as far as it fits: the generation prompt belongs to it
+        timed_prompts.append(ids[-most_tokens:])
     parameters = replace(parameters, max_tokens=_TOKENS)
 
-    def timed(slices: Sequence[Ids]) -> tuple[float, float, float]:
-        """Seconds in all, of the prompts, and of a step behind them."""
-        requests = [EngineRequest(tuple(ids), parameters, k, ()) for k, ids in enumerate(slices)]
-        ends: list[float] = []
-        started = time.perf_counter()
+    def time_completions(batch: Sequence[Ids]) -> tuple[float, float, float]:
+        """Seconds of one completion of each prompt: in all, of the prompts, of a later step."""
+        requests: list[EngineRequest] = []
+        for seed, ids in enumerate(batch):
+            requests.append(EngineRequest(tuple(ids), parameters, seed, ()))
+        step_ends: list[float] = []
+        start = time.perf_counter()
         decode(
             engine.model,
             requests,
             batch_size=len(requests),
-            on_step=lambda _: ends.append(time.perf_counter()),
+            on_step=lambda _: step_ends.append(time.perf_counter()),
         )
         # the first step is that of the prompts; behind the last there is no pass
-        step = (ends[-2] - ends[0]) / (_TOKENS - 2)
-        return ends[-1] - started, max(ends[0] - started - step, 0.0), step
+        step = (step_ends[-2] - step_ends[0]) / (_TOKENS - 2)
+        return step_ends[-1] - start, max(step_ends[0] - start - step, 0.0), step
 
-    # the first pass after a start is slower than all that follow
-    spent, *_ = timed([chosen[0][-_FIRST_TOKENS:]])
-    seconds, reading, step = timed(chosen[:1])
-    tokens, count, middle = len(chosen[0]), 1, chosen[len(chosen) // 2]
-    steps = [(count, step)]
-    spent += seconds
-    if spent + len(chosen) * seconds < limit:
-        seconds, reading, step = timed(chosen[:rows])
-        # equal prompts are read once
-        tokens = sum(map(len, dict.fromkeys(map(tuple, chosen[:rows]))))
-        count = min(len(chosen), rows)
-        steps.append((count, step))
-        spent += seconds
-    # more completions of one prompt: what a token takes depends on how many there are
-    while count < rows and spent + 2 * seconds < limit:
+    # not among the results: the first pass after a start is slower than all that follow
+    seconds_spent, *_ = time_completions([timed_prompts[0][-_FIRST_TOKENS:]])
+    seconds, reading_seconds, step_seconds = time_completions(timed_prompts[:1])
+    seconds_spent += seconds
+    tokens_read = len(timed_prompts[0])
+    count = 1
+    steps = [(count, step_seconds)]
+    if seconds_spent + len(timed_prompts) * seconds < limit:
+        batch = timed_prompts[:rows]
+        seconds, reading_seconds, step_seconds = time_completions(batch)
+        seconds_spent += seconds
+        # the decoder reads equal prompts once
+        tokens_read = sum(len(ids) for ids in {tuple(ids) for ids in batch})
+        count = len(batch)
+        steps.append((count, step_seconds))
+    # more completions of one prompt: the seconds of a step depend on the number of completions
+    middle_prompt = timed_prompts[len(timed_prompts) // 2]
+    while count < rows and seconds_spent + 2 * seconds < limit:
         count = min(2 * count, rows)
-        seconds, _, step = timed([middle] * count)
-        steps.append((count, step))
-        spent += seconds
-    mean = sum(map(len, encoded)) / len(encoded)
-    return SamplingSpeed(mean, max(reading, _LEAST) / tokens, tokens, tuple(steps))
+        seconds, _, step_seconds = time_completions([middle_prompt] * count)
+        seconds_spent += seconds
+        steps.append((count, step_seconds))
+    return SamplingSpeed(
+        prompt_length=sum(map(len, encoded)) / len(encoded),
+        prompt_token=max(reading_seconds, _LEAST_SECONDS) / tokens_read,
+        prompt_tokens=tokens_read,
+        steps=tuple(steps),
+    )

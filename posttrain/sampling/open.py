@@ -1,5 +1,6 @@
-"""A recipe's `backend:` block and a checkpoint → a sampler. Models and vLLM are imported only where
-their kind is opened.
+"""Opening of samplers: a recipe's `backend:` block and a checkpoint → a sampler.
+
+Models and vLLM are imported only where a backend of their kind is opened.
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from posttrain.chat import ChatTemplate
@@ -40,15 +42,16 @@ async def opened_sampler(
     parts: bool = True,
     scripted: Callable[[str], Sampler] | None = None,
 ) -> AsyncIterator[Sampler]:
-    """The sampler of a recipe; a server's connections are given back at the end.
+    """Open the sampler of a recipe for the block; a server's connections are closed at its end.
 
     Args:
-        checkpoint: directory or hub id of the model; a server may do without.
-        parts: as of `ChatSampler`.
-        scripted: the sampler of a policy by its name, where the stage has such.
+        checkpoint: directory or hub id of the model; a server can do without.
+        parts: False where reasoning and answer need not be counted apart (`ChatSampler`).
+        scripted: function from the name of a scripted policy to its sampler; None where the stage
+            has no such policies.
 
     Raises:
-        ConfigError: what the kind needs is not there, or does not fit together.
+        ConfigError: the backend lacks a package or a file, or model and template do not fit.
         DataError: a checkpoint without a tokenizer.
     """
     if isinstance(backend, ScriptedBackend):
@@ -62,21 +65,31 @@ async def opened_sampler(
             from posttrain.sampling.engines.chat import ChatSampler
 
             assert client is not None
-            count = reader = None
+            count: Callable[[str], int] | None = None
+            reader: StepReader | None = None
             if checkpoint is not None and parts:
-                encoder, reader = _served_checkpoint(checkpoint)
-                count = lambda text: len(encoder.encode([text])[0])  # noqa: E731 - one line says it
+                encoder, reader = _load_served_checkpoint(checkpoint)
+                count = partial(_count_tokens, encoder)
             yield ChatSampler(client, backend, count=count, parts=parts, reader=reader)
         else:
-            yield _rendered_sampler(backend, checkpoint, client)
+            yield _open_rendered_sampler(backend, checkpoint, client)
     finally:
         if client is not None:
             await client.close()
 
 
-def _served_checkpoint(path: str) -> tuple[Encoder, StepReader | None]:
-    """The tokenizer of a checkpoint that a server renders for, and what reads its answers; None
-    where it carries no template, or one without an end of turn."""
+def _count_tokens(encoder: Encoder, text: str) -> int:
+    """Number of tokens of a text."""
+    return len(encoder.encode([text])[0])
+
+
+def _load_served_checkpoint(path: str) -> tuple[Encoder, StepReader | None]:
+    """Load encoder and reader of the checkpoint that a server serves.
+
+    Returns:
+        The encoder, and the reader of the server's token ids; None where the checkpoint has no
+        template, or one without an end of turn.
+    """
     from posttrain.models.inference import generation_stops
 
     tokenizer = load_any_tokenizer(path)
@@ -84,20 +97,21 @@ def _served_checkpoint(path: str) -> tuple[Encoder, StepReader | None]:
     if not isinstance(tokenizer.chat_template, str):
         return encoder, None
     template = chat_template_of(tokenizer, choice="own", key="backend.chat_template")
-    stops = list(generation_stops(path))
+    stop_ids = list(generation_stops(path))
     if isinstance(tokenizer.eos_token_id, int):
-        stops.append(tokenizer.eos_token_id)
+        stop_ids.append(tokenizer.eos_token_id)
     try:
-        return encoder, StepReader(TurnFormat(template, encoder, stops))
+        return encoder, StepReader(TurnFormat(template, encoder, stop_ids))
     except ConfigError:
         return encoder, None
 
 
-def _rendered_sampler(
+def _open_rendered_sampler(
     backend: TransformersBackend | VllmBackend | CompletionsBackend,
     checkpoint: str | None,
     client: Client | None,
 ) -> Sampler:
+    """Open a sampler that renders here. `client`: that of a server, None in process."""
     from posttrain.models.inference import generation_stops, load_for_inference, weights_digest
 
     path = checkpoint
@@ -127,11 +141,11 @@ def _rendered_sampler(
         from posttrain.sampling.engines.vllm import CompletionsEngine
 
         assert client is not None
-        # where a server listens may change while a run goes on; what it serves may not
+        # without the address, which may change while a run goes on; the model may not
         identity = {"backend": "completions", "weights": backend.model}
         engine = CompletionsEngine(client, model=backend.model, identity=identity)
-    stops = generation_stops(path, model)
-    return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
+    stop_ids = generation_stops(path, model)
+    return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stop_ids)
 
 
 def rendering_of(
@@ -141,14 +155,19 @@ def rendering_of(
     revision: str | None = None,
     key: str = "backend.chat_template",
 ) -> tuple[ChatTemplate, Encoder, int]:
-    """Template and tokenizer, and how many ids it uses.
+    """Load chat template and tokenizer of a backend.
 
     Args:
-        path: a directory or a hub id; `revision` is of the latter.
-        key: where the recipe names the template, for messages.
+        path: directory or hub id of the tokenizer.
+        revision: revision of a hub id.
+        key: recipe key of the template, for messages.
+
+    Returns:
+        The template, the encoder, and the number of ids in use (largest id + 1).
 
     Raises:
-        ConfigError: a template that reads a clock, or not the one a checkpoint was trained with.
+        ConfigError: a template that reads a clock, or another one than the checkpoint was trained
+            with.
     """
     tokenizer = load_any_tokenizer(path, revision=revision)
     template = chat_template_of(
@@ -163,12 +182,12 @@ def rendering_of(
             'day to day: set backend.template_variables: {date_string: "26 Jul 2024"}'
         )
     if (Path(path) / MANIFEST).is_file():
-        trained = read_artifact(path, verify=False).template_digest
-        if trained not in (None, template.digest):
+        trained_digest = read_artifact(path, verify=False).template_digest
+        if trained_digest not in (None, template.digest):
             raise ConfigError(
-                f"{path} was trained with chat template {trained[:12]}, backend.chat_template "
-                f"gives {template.name} ({template.digest[:12]}): its prompts would look otherwise "
-                "than in training"
+                f"{path} was trained with chat template {trained_digest[:12]}, "
+                f"backend.chat_template gives {template.name} ({template.digest[:12]}): "
+                "its prompts would look otherwise than in training"
             )
     return template, encoder_of(tokenizer), largest_id(tokenizer) + 1
 
@@ -180,25 +199,34 @@ def refuse_prompts_beyond_context(
     *,
     max_tokens: int,
 ) -> None:
-    """As `refuse_beyond_context`, where the backend is a server. `renderer` is of what it serves;
-    None where that is not known, and prompts have no length here."""
+    """Refuse completions that do not fit a server's context behind the longest of these prompts.
+
+    Args:
+        backend: backend of the recipe; only a server is asked.
+        renderer: renderer of the served checkpoint; None where the checkpoint is not known, and
+            prompts count as empty.
+
+    Raises:
+        ConfigError: as `refuse_beyond_context`.
+    """
     if not isinstance(backend, Server):
         return
-    longest = 0
+    longest_prompt = 0
     if renderer is not None and prompts:
         encoder = encoder_of(renderer.tokenizer)
-        longest = max(prompt_lengths(prompts, renderer.template, encoder))
-    refuse_beyond_context(backend, longest_prompt=longest, max_tokens=max_tokens)
+        longest_prompt = max(prompt_lengths(prompts, renderer.template, encoder))
+    refuse_beyond_context(backend, longest_prompt=longest_prompt, max_tokens=max_tokens)
 
 
 def refuse_beyond_context(server: Server, *, longest_prompt: int, max_tokens: int) -> None:
-    """Ask a server how long its sequences may be; one that does not say or answer is not asked
-    further.
+    """Refuse completions that do not fit a server's context behind the longest prompt.
+
+    A server that does not answer, or does not tell its context, refuses nothing here.
 
     Raises:
         ConfigError: a completion of `max_tokens` does not fit behind the longest prompt.
     """
-    context = asyncio.run(_context_of(server))
+    context = asyncio.run(_ask_context(server))
     if context is not None and longest_prompt + max_tokens > context:
         prompt = f" behind a prompt of {longest_prompt:,} tokens" if longest_prompt else ""
         raise ConfigError(
@@ -208,21 +236,25 @@ def refuse_beyond_context(server: Server, *, longest_prompt: int, max_tokens: in
         )
 
 
-async def _context_of(server: Server) -> int | None:
+async def _ask_context(server: Server) -> int | None:
+    """Ask a server for the greatest length of a sequence, in tokens; None where it tells none."""
     client = Client(server)
     try:
         models = await client.models()
     finally:
         await client.close()
-    # adapters are loaded later, and are as long as what they are loaded onto
-    every = isinstance(server, LoraServer)
-    stated = [model for model in models if every or model.get("id") == server.model]
-    lengths = [model.get("max_model_len") for model in stated]
-    return min((length for length in lengths if isinstance(length, int)), default=None)
+    # an adapter is loaded later, and has the context of the model that is served already
+    any_model = isinstance(server, LoraServer)
+    lengths: list[int] = []
+    for model in models:
+        length = model.get("max_model_len")
+        if (any_model or model.get("id") == server.model) and isinstance(length, int):
+            lengths.append(length)
+    return min(lengths, default=None)
 
 
 def checkpoint_parents(paths: Iterable[str | None], *, out: Path) -> list[Parent]:
-    """The lineage of the checkpoints that are artifacts; their files are verified."""
+    """Parents of a run: the checkpoints that are artifacts. Their files are verified."""
     return [
         parent_of(path, relative_to=out, manifest=read_artifact(path, kind="checkpoint"))
         for path in paths

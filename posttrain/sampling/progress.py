@@ -1,4 +1,4 @@
-"""How sampling goes while it runs, and what the completions add up to at the end."""
+"""Progress line of a run that samples, and counts of its completions at the end."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from rich.console import Console
 from posttrain.rollouts import FINISHES, TRUNCATED, Prompt, prompt_to_row
 from posttrain.sampling.alerts import alert
 
+# seconds between two lines, and between two refreshes of a terminal's line
 LINE_SECONDS = 15.0
 REFRESH_SECONDS = 0.2
-EXAMPLES = 4  # kept of each setting and mode, with calls and without
+# examples of each setting and mode of thinking, with calls and without
+EXAMPLES = 4
+# characters of an error that are counted as one
 ERROR_LENGTH = 200
 
 
 class ProgressBar:
-    """Tokens and completions of one run: one line that changes on a terminal, lines elsewhere.
+    """Progress of one run: a line that changes on a terminal, lines one after the other elsewhere.
 
     Args:
-        most_tokens: what one of the completions can have at most, in the mean; None where tokens
-            are not counted.
-        unit: what ends, in the plural.
+        total: number of completions, those of an earlier part of the run included.
+        most_tokens: limit of a completion in tokens, in the mean; None where tokens are not
+            counted.
+        unit: word for the completions, in the plural.
+        clock: function that returns seconds.
     """
 
     def __init__(
@@ -38,10 +43,18 @@ class ProgressBar:
         unit: str = "completions",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._total, self._console, self._clock = total, console, clock
-        self._most_tokens, self._unit = most_tokens, unit
-        self._start = self._last_shown = clock()
-        self._restored = self._done = self._tokens = self._ended_tokens = self._failed = 0
+        self._total = total
+        self._console = console
+        self._clock = clock
+        self._most_tokens = most_tokens
+        self._unit = unit
+        self._start = clock()
+        self._last_shown = self._start
+        self._restored = 0
+        self._done = 0
+        self._tokens = 0
+        self._ended_tokens = 0
+        self._failed = 0
         self._interval = REFRESH_SECONDS if console.is_terminal else LINE_SECONDS
 
     def __enter__(self) -> ProgressBar:
@@ -59,8 +72,15 @@ class ProgressBar:
         ended_tokens: int = 0,
         failed: int = 0,
     ) -> None:
-        """Completions that were there already, completions that ended now with their tokens (of
-        which so many failed), and new tokens of any."""
+        """Add to the counts, and show the line again if enough time has passed.
+
+        Args:
+            restored: completions of an earlier part of the run.
+            done: completions that have ended now.
+            tokens: new tokens of completions, ended or not.
+            ended_tokens: tokens of the completions that have ended now.
+            failed: number of these that failed.
+        """
         self._restored += restored
         self._done += done
         self._tokens += tokens
@@ -70,46 +90,59 @@ class ProgressBar:
             self._show()
 
     def line(self) -> str:
-        """The state in one line."""
-        ended, seconds = self._restored + self._done, self._clock() - self._start
+        """Text about completions, tokens, speed and the time that is left."""
+        ended = self._restored + self._done
+        unfinished = self._total - ended
+        seconds = self._clock() - self._start
         text = f"{ended:,} of {self._total:,} {self._unit}"
-        text += f" ({self._restored:,} from before)" if self._restored else ""
-        text += f" · {self._failed:,} failed" if self._failed else ""
+        if self._restored:
+            text += f" ({self._restored:,} from before)"
+        if self._failed:
+            text += f" · {self._failed:,} failed"
         if self._most_tokens is None:
-            left = (self._total - ended) * seconds / max(1, self._done)
-            going = self._done and ended < self._total
-            return text + (f" · {timedelta(seconds=round(left))} to go" if going else "")
+            if self._done and unfinished > 0:
+                seconds_left = unfinished * seconds / self._done
+                text += f" · {timedelta(seconds=round(seconds_left))} to go"
+            return text
         text += f" · {self._tokens:,} tokens"
         if self._tokens and seconds > 0:
             text += f" · {self._tokens / seconds:,.0f} tokens/s"
-        if self._tokens and seconds > 0 and ended < self._total:
-            left = self._tokens_left(self._total - ended) * seconds / self._tokens
-            at_most = "" if self._done else "at most "
-            text += f" · {at_most}{timedelta(seconds=round(left))} to go"
+            if unfinished > 0:
+                seconds_left = self._tokens_left(unfinished) * seconds / self._tokens
+                at_most = "" if self._done else "at most "
+                text += f" · {at_most}{timedelta(seconds=round(seconds_left))} to go"
         return text
 
-    def _tokens_left(self, going: int) -> float:
-        """Tokens that completions which have not ended are still expected to get.
+    def _tokens_left(self, unfinished: int) -> float:
+        """Estimate the tokens that are still to come in completions that have not ended.
 
-        As many as are written for each that ends: so far the short ones alone have ended, and those
-        under way count with what they have. Never more than their limit leaves.
+        They are as many for each as were written for each that ended, those of unfinished
+        completions included: so far the short ones alone have ended. The limit bounds them.
         """
         assert self._most_tokens is not None, "tokens are not counted"
-        under_way = max(0, self._tokens - self._ended_tokens)
-        most = max(0.0, going * self._most_tokens - under_way)
-        return most if not self._done else min(most, going * self._tokens / self._done)
+        unfinished_tokens = max(0, self._tokens - self._ended_tokens)
+        limit = max(0.0, unfinished * self._most_tokens - unfinished_tokens)
+        if not self._done:
+            return limit
+        return min(limit, unfinished * self._tokens / self._done)
 
     def _show(self, end: str | None = None) -> None:
+        """Print the line; on a terminal over the last one, unless `end` says otherwise."""
         self._last_shown = self._clock()
         terminal = self._console.is_terminal
-        # back to the line's start, over what was longer before
-        line = f"{self.line():<{self._console.width - 1}}" if terminal else self.line()
-        end = end or ("\r" if terminal else "\n")
+        line = self.line()
+        if terminal:
+            # spaces cover the end of a longer line before
+            line = f"{line:<{self._console.width - 1}}"
+        if end is None:
+            end = "\r" if terminal else "\n"
         self._console.print(line, highlight=False, end=end, no_wrap=terminal, crop=terminal)
 
 
 @dataclass(slots=True)
 class _SettingStats:
+    """Counts of the completions of one setting."""
+
     prompts: set[str] = field(default_factory=set[str])
     counts: Counter[str] = field(default_factory=Counter[str])
     finish: Counter[str] = field(default_factory=Counter[str])
@@ -118,12 +151,15 @@ class _SettingStats:
 
 @dataclass(slots=True)
 class SampleStats:
-    """Counts by setting, why completions failed, and the first few completions to read."""
+    """Counts of completions by setting, errors of the failed ones, and a few examples to read."""
 
     settings: dict[str, _SettingStats] = field(default_factory=dict[str, _SettingStats])
     errors: Counter[str] = field(default_factory=Counter[str])
     examples: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    _shown: Counter[tuple[str, bool, bool]] = field(default_factory=Counter[tuple[str, bool, bool]])
+    # number of examples of each kind: setting, thinking, with calls
+    _examples_of: Counter[tuple[str, bool, bool]] = field(
+        default_factory=Counter[tuple[str, bool, bool]]
+    )
 
     def add(self, prompt: Prompt, row: Mapping[str, Any]) -> None:
         """Count one row of `samples.jsonl`."""
@@ -134,7 +170,10 @@ class SampleStats:
             self.errors[str(row["error"])[:ERROR_LENGTH]] += 1
         steps: list[Mapping[str, Any]] = row["steps"]
         calls = sum(len(step["parsed"]["tool_calls"]) for step in steps)
-        setting.problems.update({p for step in steps for p in step["parsed"]["problems"]})
+        problems: set[str] = set()
+        for step in steps:
+            problems.update(step["parsed"]["problems"])
+        setting.problems.update(problems)
         setting.counts.update(
             samples=1,
             thinking_on=int(prompt.thinking),
@@ -147,51 +186,60 @@ class SampleStats:
             answer_tokens=sum(step["answer_tokens"] for step in steps),
             without_ids=int(any(step["ids"] is None for step in steps)),
         )
-        # an example is kept if few of its kind are, and none of its prompt
+        # a few of each kind, and one of a prompt
         kind = (prompt.setting, prompt.thinking, calls > 0)
-        few = self._shown[kind] < EXAMPLES and row["finish"] != "failed"
-        if few and all(prompt.id != kept["prompt"]["id"] for kept in self.examples):
-            self._shown[kind] += 1
+        may_be_example = row["finish"] != "failed" and self._examples_of[kind] < EXAMPLES
+        example_ids = {example["prompt"]["id"] for example in self.examples}
+        if may_be_example and prompt.id not in example_ids:
+            self._examples_of[kind] += 1
             self.examples.append({"prompt": prompt_to_row(prompt), "completion": dict(row)})
 
     def lines(self) -> list[str]:
         """Describe how completions ended, one line for each setting."""
         lines: list[str] = []
         for name, setting in self.settings.items():
-            total, finish = sum(setting.finish.values()), setting.finish
-            cut = sum(finish[reason] for reason in TRUNCATED)
-            reasons = ", ".join(f"{one} {finish[one]:,}" for one in TRUNCATED if finish[one])
-            lines.append(
-                f"{name}: {total:,} completions, {cut:,} ({cut / total:.1%}) truncated"
-                f"{f' ({reasons})' if reasons else ''}, {finish['failed']:,} failed"
+            finish = setting.finish
+            total = sum(finish.values())
+            truncated = sum(finish[reason] for reason in TRUNCATED)
+            text = (
+                f"{name}: {total:,} completions, {truncated:,} ({truncated / total:.1%}) truncated"
             )
+            if truncated:
+                counts = [f"{reason} {finish[reason]:,}" for reason in TRUNCATED if finish[reason]]
+                text += f" ({', '.join(counts)})"
+            lines.append(f"{text}, {finish['failed']:,} failed")
         return lines
 
     def alerts(self, unformatted: Mapping[str, int]) -> list[dict[str, Any]]:
-        """What is to be known first, a row a setting; `unformatted` counts by setting those that no
-        limit ended, and that lack the format of their prompts."""
+        """Rows for the settings in which many completions are no answers (`alerts.alert`).
+
+        Args:
+            unformatted: setting → completions that no limit ended and that lack the format that
+                their prompts ask for.
+        """
         rows: list[dict[str, Any]] = []
         for name, setting in self.settings.items():
-            found = alert(
+            row = alert(
                 name,
                 completions=sum(setting.finish.values()) - setting.finish["failed"],
                 truncated=sum(setting.finish[reason] for reason in TRUNCATED),
                 unformatted=unformatted.get(name, 0),
             )
-            rows += [] if found is None else [found]
+            if row is not None:
+                rows.append(row)
         return rows
 
     def by_setting(self) -> dict[str, Any]:
-        """JSON-able, the settings in the order of their first row."""
-        return {
-            name: {
+        """JSON-able counts by setting, in the order of the settings' first rows."""
+        counts: dict[str, Any] = {}
+        for name, setting in self.settings.items():
+            counts[name] = {
                 "prompts": len(setting.prompts),
                 **setting.counts,
                 "finish": {finish: setting.finish[finish] for finish in FINISHES},
                 "problems": dict(sorted(setting.problems.items())),
             }
-            for name, setting in self.settings.items()
-        }
+        return counts
 
 
 def _tokens(step: Mapping[str, Any]) -> int:

@@ -1,6 +1,8 @@
-"""Messages → token ids → messages: a sampler of any engine. How a template ends turns, frames
-reasoning and goes on after tools is learnt from what it writes around a few words: any works that
-ends turns with a special token; others are refused.
+"""Sampler around any engine: messages → token ids → messages.
+
+The way a template ends turns, frames reasoning and goes on after tools is found in the text that it
+writes around a few words. Every template that ends turns with a special token works; others are
+refused.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ class RenderedSampler:
     """A `Sampler` around an engine.
 
     Args:
-        template: the one the model was trained with.
-        stop_ids: further ids at which it stops, such as those of its generation config.
+        template: chat template that the model was trained with.
+        stop_ids: further ids at which the model stops, such as those of its generation config.
 
     Raises:
         ConfigError: the template ends no turn with a special token.
@@ -94,26 +96,32 @@ class RenderedSampler:
         Raises:
             ConfigError: the template or the tokenizer does not allow for a reasoning budget.
         """
-        keys = [(r.messages, r.tools, r.thinking, r.continues is None) for r in requests]
+        keys: list[tuple[Any, ...]] = []
+        for request in requests:
+            is_new = request.continues is None
+            keys.append((request.messages, request.tools, request.thinking, is_new))
         # equal conversations are rendered and tokenised once
         request_of = dict(zip(keys, requests, strict=True))
-        text_of = {key: self._text(request) for key, request in request_of.items()}
+        text_of = {key: self._render_new_text(request) for key, request in request_of.items()}
         texts = list({text for text in text_of.values() if isinstance(text, str)})
         ids_of = dict(zip(texts, self.encoder.encode(texts), strict=True)) if texts else {}
-        sent: list[tuple[int, str, EngineRequest]] = []
-        for k, (key, request) in enumerate(zip(keys, requests, strict=True)):
+        # requests for the engine, each with the position of its request here and its new text
+        accepted: list[tuple[int, str, EngineRequest]] = []
+        for position, (key, request) in enumerate(zip(keys, requests, strict=True)):
             text = text_of[key]
             if isinstance(text, str):
                 prompt_ids = (*_ids_so_far(request), *ids_of[text])
-                sent.append((k, text, self._engine_request(request, prompt_ids, text)))
+                engine_request = self._engine_request(request, prompt_ids, text)
+                accepted.append((position, text, engine_request))
             else:
-                on_done(k, Generation(None, error=str(text)))
+                on_done(position, Generation(None, error=str(text)))
 
         def hand_over(number: int, output: EngineOutput) -> None:
-            k, text, request = sent[number]
-            on_done(k, self._generation(requests[k], text, request.ids, output))
+            position, text, engine_request = accepted[number]
+            request = requests[position]
+            on_done(position, self._generation(request, text, engine_request.ids, output))
 
-        engine_requests = [request for *_, request in sent]
+        engine_requests = [engine_request for *_, engine_request in accepted]
         if isinstance(self.engine, IncrementalEngine):
             await self.engine.generate_each(engine_requests, on_done=hand_over, progress=progress)
             return
@@ -121,8 +129,12 @@ class RenderedSampler:
         for number, output in enumerate(outputs):
             hand_over(number, output)
 
-    def _text(self, request: Request) -> str | RenderError:
-        """Render the prompt, or the text behind the step that the request continues."""
+    def _render_new_text(self, request: Request) -> str | RenderError:
+        """Render the prompt, or the text behind the step that the request continues.
+
+        Returns:
+            The text; the error where the conversation cannot be rendered.
+        """
         messages = [self._without_framing(m) if m.role == "tool" else m for m in request.messages]
         try:
             if request.continues is None:
@@ -135,7 +147,7 @@ class RenderedSampler:
                     enable_thinking=request.thinking,
                 )
             else:
-                # what was sampled stays as it was sampled; only the messages behind it are new
+                # sampled ids stay as they are; only the messages behind them are rendered
                 first_new = max(k for k, m in enumerate(messages) if m.role == "assistant") + 1
                 refuse_framing(messages[first_new:], None, self._frames, first=first_new)
                 text = self._turns.between(messages, tools=request.tools, thinking=request.thinking)
@@ -154,6 +166,7 @@ class RenderedSampler:
         return replace(result, content=content, name=name, tool_call_id=call_id)
 
     def _engine_request(self, request: Request, ids: tuple[int, ...], text: str) -> EngineRequest:
+        """Convert a request to one of the engine, whose prompt `ids` end with those of `text`."""
         budget = None
         opened = opens_reasoning(text)
         if request.reasoning_budget is not None and (opened or request.thinking):
@@ -168,6 +181,7 @@ class RenderedSampler:
         )
 
     def _budget(self, tokens: int, opened: bool) -> Budget:
+        """Limit on the reasoning of one completion; `opened` if the prompt has opened it."""
         turns = self._turns
         encoder = self.encoder
         closing = turns.closing
@@ -180,16 +194,19 @@ class RenderedSampler:
         if tokens < 1:
             raise ConfigError(f"reasoning_budget is at least 1 token, not {tokens}")
 
-        def closed(reasoning: Ids) -> Ids:
-            # as a trace cut in training is rendered: on a line of its own, without a blank before
-            ends_line = encoder.decode(reasoning).endswith("\n")
-            return encoder.encode([closing.removeprefix("\n") if ends_line else closing])[0]
+        def encode_closing(reasoning: Ids) -> Ids:
+            # the tag begins a line, without an empty line before, as behind a trace cut in training
+            text = closing
+            if encoder.decode(reasoning).endswith("\n"):
+                text = closing.removeprefix("\n")
+            return encoder.encode([text])[0]
 
-        return Budget(tokens, close_id, closed, None if opened else turns.open_id)
+        return Budget(tokens, close_id, encode_closing, None if opened else turns.open_id)
 
     def _generation(
         self, request: Request, prompt: str, prompt_ids: tuple[int, ...], output: EngineOutput
     ) -> Generation:
+        """Convert the engine's output for a prompt, which ends with the text `prompt`."""
         if output.error is not None:
             return Generation(None, prompt_ids, error=output.error)
         opened = opens_reasoning(prompt)
@@ -198,7 +215,7 @@ class RenderedSampler:
 
 
 def opens_reasoning(prompt: str) -> bool:
-    """Check that the prompt ends inside reasoning."""
+    """Check whether a prompt ends inside reasoning."""
     return prompt.rstrip().endswith(OPEN)
 
 
@@ -255,10 +272,10 @@ class StepReader:
         """Count the tokens of reasoning and answer; tags, stop token and forced ids are neither.
 
         Args:
-            output: the ids.
-            text: their text.
-            reasons: true if it begins with reasoning.
-            opened: true if the prompt ended inside reasoning.
+            output: ids that the model wrote.
+            text: text of these ids.
+            reasons: True if the text begins with reasoning.
+            opened: True if the prompt ended inside reasoning.
         """
         turns = self._turns
         ids = output.ids
@@ -295,25 +312,28 @@ class TurnFormat:
     """Format of a template's turns: ends, reasoning and results, established on a few words.
 
     Attributes:
-        stop_ids: tokens that end generation; `stop_texts` are their texts.
-        open_id, close_id: the think tags, None where they are not single tokens.
-        closing: what the template writes between a trace and an answer; None where it writes none.
-        writes_results: False for a template that leaves tool results out without a word.
+        stop_ids: Ids that end generation.
+        stop_texts: Texts of these ids.
+        open_id, close_id: Ids of the think tags, None where they are not single tokens.
+        closing: Text that the template writes between a trace and an answer; None where it writes
+            no traces.
+        writes_results: False for a template that silently leaves tool results out.
     """
 
     def __init__(self, template: ChatTemplate, encoder: Encoder, stop_ids: Sequence[int]) -> None:
-        ends = turn_ends(template)
-        stops = {encoder.encode([end])[0][0]: end for end in ends[:1]}
-        stops |= {i: encoder.decode([i]) for i in stop_ids}
-        if not stops:
+        end_tokens = turn_ends(template)
+        # id → text, the template's end of turn first
+        text_of_stop = {encoder.encode([end])[0][0]: end for end in end_tokens[:1]}
+        text_of_stop |= {stop_id: encoder.decode([stop_id]) for stop_id in stop_ids}
+        if not text_of_stop:
             raise ConfigError(
                 f"{template.name}: behind an assistant's words it writes no special token of this "
                 "tokenizer, and the model names no token to stop at: a sample would have no end"
             )
         self.template = template
         self.encoder = encoder
-        self.stop_ids = tuple(stops)
-        self.stop_texts = tuple(stops.values())
+        self.stop_ids = tuple(text_of_stop)
+        self.stop_texts = tuple(text_of_stop.values())
         open_ids, close_ids = encoder.encode([OPEN, CLOSE])
         self.open_id = open_ids[0] if len(open_ids) == 1 else None
         self.close_id = close_ids[0] if len(close_ids) == 1 else None
@@ -321,13 +341,13 @@ class TurnFormat:
         self.writes_results = _writes_results(template)
 
     def between(self, messages: Sequence[Message], *, tools: str | None, thinking: bool) -> str:
-        """Render the text from the last assistant's end token to where the next answer begins.
+        """Render the text between the last assistant's end token and the next answer.
 
         Raises:
             RenderError: the template does not show where that turn ends.
         """
-        last = max(k for k, m in enumerate(messages) if m.role == "assistant")
-        new_messages = messages[last + 1 :]
+        last_answer = max(k for k, m in enumerate(messages) if m.role == "assistant")
+        new_messages = messages[last_answer + 1 :]
         assert new_messages, "no message follows the last step"
         if not self.writes_results and any(m.role == "tool" for m in new_messages):
             raise RenderError(f"{self.template.name} does not write tool results")
@@ -338,20 +358,22 @@ class TurnFormat:
             enable_thinking=thinking,
         )
         starts = layout.starts or (None,) * len(messages)
-        first, following = starts[last], starts[last + 1]
-        if first is None or following is None:
+        answer_start = starts[last_answer]
+        answer_end = starts[last_answer + 1]
+        if answer_start is None or answer_end is None:
             raise RenderError(
                 f"{self.template.name}: its messages cannot be told apart, so nothing can be put "
                 "behind a turn whose token ids must stay as they are"
             )
-        ends = [
-            layout.text.rindex(text, first, following) + len(text)
-            for text in self.stop_texts
-            if text in layout.text[first:following]
-        ]
-        if not ends:
+        # behind the last stop token of the answer's turn
+        stop_ends: list[int] = []
+        for text in self.stop_texts:
+            stop_start = layout.text.rfind(text, answer_start, answer_end)
+            if stop_start >= 0:
+                stop_ends.append(stop_start + len(text))
+        if not stop_ends:
             raise RenderError(f"{self.template.name}: a turn that goes on has no end token")
-        return layout.text[max(ends) :]
+        return layout.text[max(stop_ends) :]
 
 
 def _closing(template: ChatTemplate) -> str | None:
@@ -366,7 +388,7 @@ def _closing(template: ChatTemplate) -> str | None:
 
 
 def _writes_results(template: ChatTemplate) -> bool:
-    """Check that results are written; false only if a conversation renders without its result."""
+    """Check that tool results are written: no conversation renders without its result."""
     call = ToolCall("look_up", "{}", id="call00000")
     messages = (
         Message("user", _QUESTION),
@@ -376,4 +398,5 @@ def _writes_results(template: ChatTemplate) -> bool:
     try:
         return _RESULT in template.text([message_to_template(m) for m in messages])
     except RenderError:
-        return True  # such conversations are refused one by one, each with its reason
+        # such conversations are refused one by one, each with its reason
+        return True

@@ -115,7 +115,7 @@ async def roll_out_each(
         at_once: rollouts in flight with a sampler that is not batched; None for all.
     """
     unframed = unframing(sampler)
-    gate = asyncio.Semaphore(limits.tools_at_once)
+    tool_semaphore = asyncio.Semaphore(limits.tools_at_once)
 
     async def run_rounds(group: Iterable[tuple[int, Task]]) -> None:
         """Run rollouts together, a model call of each in every round, until all are finished."""
@@ -148,7 +148,7 @@ async def roll_out_each(
                         receive(number, generation)
                 sampled = unfinished
                 going_on = _unfinished(sampled)
-                await gather_or_cancel(rollout.go_on(gate) for _, rollout in going_on)
+                await gather_or_cancel(rollout.go_on(tool_semaphore) for _, rollout in going_on)
                 for position, rollout in going_on:
                     hand_over(position, rollout)
                 # environments of finished rollouts are not held until the last one is finished
@@ -165,11 +165,13 @@ async def roll_out_each(
         return
     waiting_tasks = iter(enumerate(tasks))
 
-    async def work() -> None:
+    async def run_waiting_tasks() -> None:
         for position_and_task in waiting_tasks:
             await run_rounds([position_and_task])
 
-    await gather_or_cancel(work() for _ in range(min(len(tasks), at_once or len(tasks))))
+    await gather_or_cancel(
+        run_waiting_tasks() for _ in range(min(len(tasks), at_once or len(tasks)))
+    )
 
 
 def _unfinished(rollouts: Sequence[tuple[int, Rollout]]) -> list[tuple[int, Rollout]]:
@@ -196,7 +198,7 @@ class Rollout:
         limits: bounds of the completion.
         environment: environment that runs its calls, once `open` was called.
         unframed: function that breaks framing tokens in a text (`unframing` of the sampler).
-        finish: how the completion ended; None while it is unfinished.
+        finish: reason why the completion ended; None while it is unfinished.
         error: error of a failed completion.
         steps: steps so far.
     """
@@ -210,11 +212,13 @@ class Rollout:
     finish: Finish | None = None
     error: str | None = None
     steps: list[Step] = field(default_factory=list[Step])
-    _messages: list[Message] = field(default_factory=list[Message])  # behind the prompt's
+    # messages behind the prompt's
+    _messages: list[Message] = field(default_factory=list[Message])
     _last: Generation | None = None
     _prompt_ids: tuple[int, ...] | None = None
     _tokens_written: int = 0
-    _ids_match: bool = True  # false once a server rendered the history in other ids
+    # False once a server rendered the history in other ids than were sampled
+    _ids_match: bool = True
     _closed: bool = False
 
     async def open(self, open_environment: OpenEnvironment) -> None:
@@ -255,18 +259,19 @@ class Rollout:
             completion_is_full = allowed < self.limits.parameters.max_tokens
             self.finish = "token_limit" if completion_is_full else "length"
         elif self._can_run(step):
-            self.finish = self._limit()  # calls whose results nobody would read are not run
+            # calls whose results nobody would read are not run
+            self.finish = self._limit()
         elif self._user(step) is None:
             self.finish = "stop"
 
-    async def go_on(self, gate: asyncio.Semaphore) -> None:
+    async def go_on(self, tool_semaphore: asyncio.Semaphore) -> None:
         """Append the results of the last step's calls, or the user's reply to it."""
         if self.finish is not None:
             return
         step = self.steps[-1]
         user = self._user(step)
         try:
-            async with gate:
+            async with tool_semaphore:
                 if user is None:
                     results = tuple([await self._result(call) for call in step.parsed.tool_calls])
                 else:
@@ -306,7 +311,8 @@ class Rollout:
         """Release the environment, once."""
         if self.environment is not None and not self._closed:
             self._closed = True
-            with contextlib.suppress(EnvironmentFault):  # the completion is whole without it
+            # the completion is whole, whether its environment can be closed or not
+            with contextlib.suppress(EnvironmentFault):
                 await attempt("close", self.environment.close)
 
     def _fail(self, error: str | None) -> None:

@@ -15,17 +15,24 @@ from posttrain.records import Message
 from posttrain.rollouts import Parameters, Step
 
 Ids = Sequence[int]
-Progress = Callable[[int], None] | None  # called with the number of new tokens
+# called with the number of new tokens
+Progress = Callable[[int], None] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One model call.
+    """Request of one model call.
 
-    `continues` is the previous generation of the same completion. `messages` then end with tool
-    results or a user's reply, and the new prompt consists of the previous prompt ids, the sampled
-    ids unchanged, and the ids of the messages since. `conversation` is the same number in all calls
-    of a completion, which one replica of a server answers.
+    Attributes:
+        messages: Conversation that the model answers.
+        tools: JSON text of the declared tools.
+        thinking: True for a prompt that switches reasoning on.
+        reasoning_budget: Greatest number of reasoning tokens; None: no limit.
+        continues: Previous generation of the same completion. `messages` then end with tool results
+            or a user's reply, and the new prompt consists of the previous prompt ids, the sampled
+            ids unchanged, and the ids of the messages since.
+        conversation: Number that all calls of a completion share, so that one replica of a server
+            answers them.
     """
 
     messages: tuple[Message, ...]
@@ -42,8 +49,10 @@ class Request:
 class Generation:
     """Result of one request.
 
-    `prompt_ids` is None where a server renders the prompt. Where the backend gave up after its
-    retries, `error` is set and `step` is None.
+    Attributes:
+        step: Answer of the model; None where the backend gave up after its retries.
+        prompt_ids: Token ids of the prompt; None where a server renders it.
+        error: Reason why there is no step.
     """
 
     step: Step | None
@@ -71,7 +80,7 @@ class Sampler(Backend, Protocol):
     async def sample(
         self, requests: Sequence[Request], *, progress: Progress = None
     ) -> list[Generation]:
-        """One generation for each request, in order."""
+        """Answer all requests; one generation for each, in order."""
         ...
 
 
@@ -95,10 +104,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One prompt as token ids.
+    """Prompt of token ids to continue.
 
-    Generation ends after any of `stop_ids`, which is kept. The sample depends on `seed` and not on
-    the rest of its batch, up to floating point. `conversation` is that of the `Request`.
+    Attributes:
+        seed: Seed of the sample, which does not depend on the rest of its batch, up to floating
+            point.
+        stop_ids: Ids after any of which generation ends; the id is kept.
+        budget: Limit on reasoning; None: no limit.
+        conversation: As in `Request`.
     """
 
     ids: tuple[int, ...]
@@ -111,15 +124,16 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class EngineOutput:
-    """Generated ids of one request. `error` says why there are none, where a backend gave up.
+    """Generated ids of one request.
 
     Attributes:
-        ids: new ids, the stop token and forced ids included.
+        ids: New ids, the stop token and forced ids included.
         finish: "stop" (behind a stop id) or "length".
-        logps: nats, one an id, where requested and available: under the distribution sampled from
-            (after temperature, top-k and top-p); for greedy, whose distribution says nothing, under
-            the model's own at temperature 1; 0.0 for forced ids.
-        forced: [start, end) of `ids` that were put in.
+        logps: Log-probability of each id in nats, where requested and available: under the
+            distribution sampled from (after temperature, top-k and top-p); for greedy, whose
+            distribution says nothing, under the model's own at temperature 1; 0.0 for forced ids.
+        forced: [start, end) of the `ids` that were inserted to close the reasoning.
+        error: Reason why there are no ids, where a backend gave up.
     """
 
     ids: tuple[int, ...]
@@ -135,7 +149,7 @@ class Engine(Backend, Protocol):
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """One output a request, in order."""
+        """Continue all prompts; one output for each request, in order."""
         ...
 
 
@@ -143,8 +157,9 @@ class Engine(Backend, Protocol):
 class ScoreRequest:
     """Token ids to score.
 
-    `mask` is True for the ids whose log-probability is requested. The first id has none, because
-    nothing precedes it.
+    Attributes:
+        mask: True for each id whose log-probability is requested. The first id has none, because
+            nothing precedes it.
     """
 
     ids: tuple[int, ...]
@@ -157,29 +172,26 @@ class ScoreRequest:
 
 @dataclass(frozen=True, slots=True)
 class ScoreOutput:
-    """Log-probabilities in nats of the masked ids, in order, at temperature 1.
+    """Scores of one request.
 
-    `error` is the reason where a backend gave up and there are none.
+    Attributes:
+        logps: Log-probabilities of the masked ids in nats, in order, at temperature 1.
+        error: Reason why there are none, where a backend gave up.
     """
 
     logps: tuple[float, ...]
     error: str | None = None
 
 
-class Scorer(Protocol):
+class Scorer(Backend, Protocol):
     """A model that gives log-probabilities of token ids; engines have this beside `generate`."""
 
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """Backend and digest of the weights."""
-        ...
-
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
-        """One output for each request, in order."""
+        """Score all requests; one output for each, in order."""
         ...
 
 
-# Called with the number of a request and its result.
+# called with the number of a request and its result
 OnGeneration = Callable[[int, Generation], None]
 OnOutput = Callable[[int, EngineOutput], None]
 
@@ -216,12 +228,12 @@ class IncrementalEngine(Protocol):
 
 
 def unframing(sampler: Sampler) -> Callable[[str], str]:
-    """The sampler's `unframed`; a server that renders prompts itself receives unchanged texts."""
+    """Function that breaks framing tokens for a sampler; for servers that render, no change."""
     return sampler.unframed if isinstance(sampler, FramingSampler) else str
 
 
 def seed_of(seed: int, *parts: object) -> int:
-    """A 63-bit seed for one step of one sample, the same whatever else is sampled beside it."""
+    """Derive a 63-bit seed from a seed and the names of a part of the run."""
     name = "/".join(str(part) for part in parts)
     key = seed.to_bytes(8, "big", signed=True)
     digest = hashlib.blake2b(name.encode(), key=key, digest_size=8).digest()

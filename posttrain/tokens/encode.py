@@ -1,4 +1,4 @@
-"""From training samples to token ids and the spans of them that are trained.
+"""Encoding of training samples: token ids, and the spans of them that are trained.
 
     encode_samples([sample], arrays)  →  [TokenSequence(ids=array([1, 44, 9, 2]), spans=[2, 4])]
 
@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from posttrain.chat.masks import TrainingSample
 
-IGNORED = -100  # label of a token outside the loss, as transformers and PyTorch have it
+# label of a token outside the loss, as in transformers and PyTorch
+IGNORED = -100
 Item = TypeVar("Item")
 # texts → token ids, (n,) int32 each, without special tokens added at either end
 EncodeArrays = Callable[[Sequence[str]], list[npt.NDArray[np.int32]]]

@@ -1,4 +1,4 @@
-"""The marks of a tokenizer and its chat template: the tokens by which sequences are read.
+"""Marks of a tokenizer and its chat template: the tokens by which sequences are read.
 
 How a template opens its turns is found by rendering small chats: a turn is opened by the text
 between the end of the last trained text and the turn's own text, from the opening token on.
@@ -17,7 +17,8 @@ from posttrain.tokens.supervision import Marks
 
 _TAGS = (OPEN, CLOSE, "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 _SPACES = ("\n", "\n\n", " ", "\r\n", "\n\n\n")
-_BEHIND_TAGS = ("", "\n", "\n\n")  # what templates write behind a closing tag
+# texts that templates write behind a closing tag
+_BEHIND_TAGS = ("", "\n", "\n\n")
 # unlike each other and any text of a template, so that each is found in its output
 _WORDS = {"system": "Alfa", "user": "Bravo", "assistant": "Charlie", "tool": "Delta"}
 _NAME = "Echo"
@@ -40,7 +41,7 @@ def marks_of(
         special: text → id of the tokens that the tokenizer marks as special.
         stop_ids: ids that end generation.
         pad_id: id of the pad, if there is one.
-        template: without one, or with one that cannot be read, nothing is known of turns.
+        template: chat template; without one, or with one that cannot be read, no turns are known.
     """
     special_ids = set(special.values())
     probes = list(probe_samples(template)) if template is not None else []
@@ -60,7 +61,8 @@ def marks_of(
         openers = special_ids - stop - tags
         roles, opening = _roles(encode, template, profile.prompts, openers, {*stop, *tail, *tags})
         header = _headers(encode, profile.prompts.after_user)
-        if profile.mode == "generation-tags":  # no prompt that would begin the assistant's turns
+        if profile.mode == "generation-tags":
+            # no prompt begins the assistant's turns
             roles = {}
     # some templates (gpt-oss) open a turn within what the assistant writes
     assistant_ids: set[int] = set()
@@ -99,7 +101,8 @@ def _patterns(encode: Encode, texts: Sequence[str]) -> tuple[Pattern, ...]:
 
 def probe_samples(template: ChatTemplate) -> Iterator[TrainingSample]:
     """Render small chats (two turns, a trace, a call and its result); yields last sequences."""
-    user, answer = _turn("user"), _turn("assistant")
+    user = _turn("user")
+    answer = _turn("assistant")
     call = Message("assistant", tool_calls=(ToolCall(_NAME, id="call00000"),))
     result = Message("tool", _WORDS["tool"], tool_call_id="call00000", name=_NAME)
     for messages in (
@@ -116,6 +119,7 @@ def probe_samples(template: ChatTemplate) -> Iterator[TrainingSample]:
 
 
 def _turn(role: str) -> Message:
+    """Message of a role whose text is the word of the role."""
     return Message(role, _WORDS[role])  # pyright: ignore[reportArgumentType]  # a key of `_WORDS`
 
 
@@ -150,7 +154,8 @@ def _roles(
     """
     openings = {"assistant": _common_prefix(prompts.after_user), **_texts_before_turns(template)}
     patterns: dict[str, Pattern] = {}
-    opener: int | None = None  # the first one opens the turns of all roles
+    # the first one found opens the turns of all roles
+    opener: int | None = None
     for role, text in openings.items():
         ids = encode([text])[0] if text else []
         positions = [k for k, token in enumerate(ids) if token in openers]
@@ -168,7 +173,8 @@ def _roles(
     for role, pattern in patterns.items():
         shared = min(len(pattern), len(assistant))
         if role != "assistant" and pattern[:shared] == assistant[:shared]:
-            return {}, opening_ids  # e.g. a template that tells roles apart by plain text
+            # e.g. a template that tells roles apart by plain text
+            return {}, opening_ids
     return patterns, opening_ids
 
 
@@ -203,8 +209,9 @@ def _texts_before_turns(template: ChatTemplate) -> dict[str, str]:
 
 
 def _headers(encode: Encode, prompts: Sequence[str]) -> tuple[Pattern, ...]:
-    """Find how generation prompts begin a trace: no answer begins so."""
+    """Find the patterns by which generation prompts begin a trace, and no answer begins."""
     role_header = _common_prefix(prompts).partition(OPEN)[0]
-    endings = {prompt[len(role_header) :].strip() for prompt in prompts}
+    prompt_endings = {prompt[len(role_header) :].strip() for prompt in prompts}
     # a template that may leave opening the trace to the model lets answers begin with `<think>`
-    return _patterns(encode, sorted((e for e in endings if e.startswith(OPEN)), key=len))
+    opening_texts = [ending for ending in prompt_endings if ending.startswith(OPEN)]
+    return _patterns(encode, sorted(opening_texts, key=len))

@@ -1,4 +1,4 @@
-"""From sequence lengths to packs: full ones whose contents look like the whole data.
+"""Packing of sequences by their lengths: full packs whose contents look like the whole data.
 
     pack_lengths([5, 3, 4, 2], 8)  →  Packs(positions=[3, 2, 1, 0], offsets=[0, 2, 4])
 
@@ -25,9 +25,12 @@ Small = npt.NDArray[np.int32]
 _INT32_MAX = (1 << 31) - 1
 # sequences that a pack chooses from; more fill no better, and run out of short ones
 _WINDOW = 1024
-_CHUNK = 1 << 16  # sequences turned into Python integers at a time; bounds memory
-_PLACE = (1 << 32) - 1  # bits of a key that are the place in the order of arrival
-_ALONE = -1  # label of a sequence whose group has no other member
+# sequences turned into Python integers at a time; bounds memory
+_CHUNK = 1 << 16
+# bits of a key that are the rank in the order of arrival; the bits above are the length
+_RANK_BITS = (1 << 32) - 1
+# label of a sequence whose group has no other member
+_ALONE = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,10 +75,10 @@ def pack_lengths(
 
     Args:
         lengths: (n,) tokens of each sequence, 1 … capacity.
-        capacity: tokens a pack holds.
-        seed: of what shares a pack, and of the order of packs; 0 … 2**64 - 1.
-        groups: one label a sequence; sequences of the same label never share a pack (the turns of
-            a conversation, the repeats of a record).
+        capacity: tokens that a pack holds.
+        seed: seed of the contents and the order of packs; 0 … 2**64 - 1.
+        groups: a label for each sequence; sequences of the same label never share a pack (the
+            turns of a conversation, the repeats of a record).
 
     Returns:
         Packs of indices into `lengths`, every index in exactly one. Same input, same packs.
@@ -89,11 +92,12 @@ def pack_lengths(
         raise ValueError(f"{len(sizes)} lengths but {len(groups)} groups")
     if not len(sizes):
         return Packs(np.empty(0, np.int32), np.zeros(1, np.int64))
-    random = np.random.PCG64(seed)  # its raw words are the same in every version of numpy
+    # whose raw words are the same in every version of numpy
+    random = np.random.PCG64(seed)
     arrival = _random_order(len(sizes), random)
     labels = None if groups is None else _labels(groups)
     packs = _fill(_arrivals(sizes, labels, arrival), capacity, len(sizes))
-    # the last packs share what was left in the window: they lie anywhere
+    # the last packs are made of the window's remainder, so that packs are put in random order
     order = _random_order(len(packs), random)
     counts = np.diff(packs.offsets)[order]
     offsets = np.concatenate([[0], np.cumsum(counts)])
@@ -105,7 +109,7 @@ def pack_lengths(
 def _checked(
     lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int
 ) -> npt.NDArray[np.integer]:
-    """Convert lengths to an array. Raises ValueError: one, or the capacity, is out of range."""
+    """Convert lengths to an array. Raises ValueError where a length or the capacity is wrong."""
     if not 1 <= capacity <= _INT32_MAX:
         raise ValueError(f"capacity must be 1 … {_INT32_MAX}, found {capacity}")
     sizes = np.asarray(lengths)
@@ -138,7 +142,10 @@ def _labels(groups: Sequence[int | str] | npt.NDArray[np.integer]) -> Int:
 def _arrivals(
     sizes: npt.NDArray[np.integer], labels: Int | None, arrival: Int
 ) -> Iterator[tuple[int, int]]:
-    """Yield every sequence as (length << 32 | place in the order of arrival, label)."""
+    """Yield the key and the label of every sequence in the order of arrival.
+
+    A key is length << 32 | rank in the order of arrival.
+    """
     for start in range(0, len(arrival), _CHUNK):
         rows = arrival[start : start + _CHUNK]
         keys = (sizes[rows].astype(np.int64) << 32) + np.arange(start, start + len(rows))
@@ -155,28 +162,29 @@ def _fill(arrivals: Iterator[tuple[int, int]], capacity: int, count: int) -> Pac
         count: number of arrivals.
 
     Returns:
-        Packs of places in the order of arrival.
+        Packs of ranks in the order of arrival.
     """
     window = _Window(arrivals)
     positions = np.empty(count, np.int32)
     offsets = [0]
-    placed = 0
+    count_packed = 0
     while window.labels:
         for key in window.take_pack(capacity):
-            positions[placed] = key & _PLACE
-            placed += 1
-        offsets.append(placed)
+            positions[count_packed] = key & _RANK_BITS
+            count_packed += 1
+        offsets.append(count_packed)
     return Packs(positions, np.array(offsets))
 
 
 class _Window:
-    """Sequences that the next pack chooses from: the first of those that are not in a pack yet."""
+    """Window of sequences that the next pack chooses from: the first that no pack has taken."""
 
     def __init__(self, arrivals: Iterator[tuple[int, int]]) -> None:
         self._arrivals = arrivals
-        self.labels: dict[int, int] = {}  # by key
+        # key → label
+        self.labels: dict[int, int] = {}
         self._by_length: list[int] = []
-        # a key that left by its length stays until it is the oldest
+        # a key that was taken by its length stays here until it is the oldest
         self._by_age: deque[int] = deque()
         for _ in range(_WINDOW):
             self._let_in()
@@ -186,7 +194,10 @@ class _Window:
         room = capacity
         pack_labels: set[int] = set()
         for choose in (self._oldest, self._longest):
-            while (key := choose(room, pack_labels)) is not None:
+            while True:
+                key = choose(room, pack_labels)
+                if key is None:
+                    break
                 room -= key >> 32
                 label = self.labels.pop(key)
                 if label != _ALONE:
@@ -204,7 +215,7 @@ class _Window:
 
     def _oldest(self, room: int, pack_labels: set[int]) -> int | None:
         """Find the oldest key whose group is not in the pack; None if it does not fit."""
-        met: list[int] = []
+        skipped_keys: list[int] = []
         oldest = None
         while self._by_age:
             key = self._by_age[0]
@@ -213,8 +224,8 @@ class _Window:
                 break
             self._by_age.popleft()
             if key in self.labels:
-                met.append(key)
-        self._by_age.extendleft(reversed(met))
+                skipped_keys.append(key)
+        self._by_age.extendleft(reversed(skipped_keys))
         return oldest if oldest is not None and oldest >> 32 <= room else None
 
     def _longest(self, room: int, pack_labels: set[int]) -> int | None:

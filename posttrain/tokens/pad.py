@@ -1,4 +1,4 @@
-"""The pad that a model is trained with: a token that stands nowhere else.
+"""Choice of the pad that a model is trained with: a token that stands nowhere else.
 
 Inference masks its padding, so any pad will do there. What trains writes its pad into the model's
 files, where other tools take it from, and a pad that ends turns teaches a model never to stop.
@@ -26,9 +26,10 @@ from posttrain.tokens.tokenizer import SpecialTokens, special_ids, special_token
 _PAD = re.compile(r"(?<![a-z])pad", re.IGNORECASE)
 _RESERVED = re.compile(r"reserved|unused|extra|dummy|placeholder|control|SPECIAL_", re.IGNORECASE)
 _MEDIA = re.compile(r"image|img|vision|video|audio|speech", re.IGNORECASE)
-# the end of a document, of a message: what a base model has learnt to stop at
+# ends of documents and messages, at which a base model has learnt to stop
 _END = re.compile(r"end|eo[stmd](?![a-z])|</s>", re.IGNORECASE)
-_NAMED = 5  # tokens that an error names
+# tokens that an error proposes
+_PROPOSED = 5
 # the byte 0xFF, as vocabularies with byte fallback and those of bytes write it
 _NO_TEXT = ("<0xFF>", "ÿ")
 
@@ -43,36 +44,37 @@ def training_tokens(
     stops: Collection[int] = (),
     in_data: Callable[[str, int], bool] = lambda text, number: False,
 ) -> SpecialTokens:
-    """End and pad for training, the pad written into the tokenizer.
+    """Choose end and pad for training, and set the pad on the tokenizer.
 
     Args:
-        end_token: as of `special_tokens`.
-        pad_token: the recipe's; None takes the tokenizer's own, and where that ends turns, or where
-            there is none, a special token that is used nowhere.
-        key: where the recipe names the pad, for messages.
-        template: the chat template that is rendered with.
+        end_token: token that closes a turn; None chooses as `special_tokens` does.
+        pad_token: pad of the recipe; None takes the tokenizer's, and where that ends turns, or
+            where there is none, a special token that is used nowhere.
+        key: recipe key of the pad, for messages.
+        template: chat template of the turns.
         stops: further ids at which generation stops; none of them is chosen.
-        in_data: whether the data hold a special token, by its text and id.
+        in_data: function that tells whether the data hold a special token, by its text and id.
 
     Raises:
         ConfigError: the recipe's pad is not in the vocabulary or ends turns, or no token is free.
     """
     special = special_tokens(tokenizer, end_token=end_token, template=template)
     pad = pad_token or tokenizer.pad_token
-    free = partial(free_tokens, tokenizer, template, {*special.stop_ids, *stops})
+    list_free_tokens = partial(free_tokens, tokenizer, template, {*special.stop_ids, *stops})
     if pad_token is None and (pad is None or token_id(tokenizer, str(pad)) in special.stop_ids):
-        pad = next((token for token, number in free() if not in_data(token, number)), None)
+        candidates = list_free_tokens()
+        pad = next((token for token, number in candidates if not in_data(token, number)), None)
         if pad is None:
             raise ConfigError(
-                f"{_why_not(tokenizer)}, and this tokenizer has no special token that is used "
+                f"{_why_unusable(tokenizer)}, and this tokenizer has no special token that is used "
                 f"nowhere: set {key} to a token of its vocabulary that neither your data nor the "
-                f"chat template holds{_of_no_text(tokenizer, key)}"
+                f"chat template holds{_byte_hint(tokenizer, key)}"
             )
     pad = str(pad)
     pad_id = token_id(tokenizer, pad)
     if pad_id is None:
-        likely = [token for token, _ in free()[:_NAMED]]
-        hint = f"; try {', '.join(likely)}" if likely else ""
+        proposed = [token for token, _ in list_free_tokens()[:_PROPOSED]]
+        hint = f"; try {', '.join(proposed)}" if proposed else ""
         raise ConfigError(f"{key} {pad!r} is not in the tokenizer's vocabulary{hint}")
     if pad_id in special.stop_ids:
         raise ConfigError(
@@ -83,14 +85,15 @@ def training_tokens(
     return replace(special, pad_token=pad, pad_id=pad_id)
 
 
-def _why_not(tokenizer: PreTrainedTokenizerBase) -> str:
+def _why_unusable(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Reason why the tokenizer's pad cannot be trained with."""
     if tokenizer.pad_token is None:
         return "the tokenizer has no pad token"
     return f"pad and end of turn are both {str(tokenizer.pad_token)!r}"
 
 
-def _of_no_text(tokenizer: PreTrainedTokenizerBase, key: str) -> str:
-    """The pad to type where the vocabulary has one for a byte that stands in no UTF-8 text."""
+def _byte_hint(tokenizer: PreTrainedTokenizerBase, key: str) -> str:
+    """Hint to a token for a byte that stands in no UTF-8 text; "" where there is none."""
     for token in _NO_TEXT:
         if token_id(tokenizer, token) is not None:
             return f", such as that of the byte 0xFF, which no text has: {key}='{token}'"
@@ -101,21 +104,21 @@ def describe_choice(before: Any, special: SpecialTokens) -> str | None:
     """Describe a pad that was chosen, for the console; None where it is the tokenizer's own.
 
     Args:
-        before: the tokenizer's pad as it was loaded.
+        before: pad of the tokenizer as it was loaded.
     """
     if before == special.pad_token:
         return None
-    why = "the tokenizer has none" if before is None else f"the tokenizer's {before} ends turns"
-    return f"{special.pad_token} (id {special.pad_id}): {why}"
+    reason = "the tokenizer has none" if before is None else f"the tokenizer's {before} ends turns"
+    return f"{special.pad_token} (id {special.pad_id}): {reason}"
 
 
 def free_tokens(
     tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None, stop_ids: Collection[int]
 ) -> list[tuple[str, int]]:
-    """Special tokens with no part in anything, with their ids, the likeliest pad first.
+    """Special tokens that nothing uses, with their ids, the likeliest pad first.
 
-    Of two alike the later in the vocabulary comes first: SmolLM2's last ten were never trained
-    (their rows are equal), the earlier `<repo_name>` and `<filename>` were.
+    Among equally likely ones the later in the vocabulary comes first: SmolLM2's last ten were never
+    trained (their rows are equal), the earlier `<repo_name>` and `<filename>` were.
     """
     roles = {str(token) for token in tokenizer.special_tokens_map.values()}
     roles -= {str(tokenizer.pad_token)}
@@ -123,20 +126,18 @@ def free_tokens(
     if template is not None:
         for sample in probe_samples(template):
             rendered += "".join(part.text for part in sample.segments)
-    free = [
-        (text, number)
-        for text, number in special_ids(tokenizer).items()
-        if number not in stop_ids
-        and text not in roles
-        and text not in rendered
-        and not _MEDIA.search(text)
-    ]
-    free.sort(
-        key=lambda item: (
-            not _PAD.search(item[0]),
-            not _RESERVED.search(item[0]),
-            _END.search(item[0]) is not None,
-            -item[1],
-        )
-    )
-    return free
+    free: list[tuple[str, int]] = []
+    for text, number in special_ids(tokenizer).items():
+        is_used = number in stop_ids or text in roles or text in rendered
+        if not is_used and not _MEDIA.search(text):
+            free.append((text, number))
+    return sorted(free, key=_pad_likelihood)
+
+
+def _pad_likelihood(token: tuple[str, int]) -> tuple[bool, bool, bool, int]:
+    """Sort key of a token's text and id: the likeliest pad sorts first."""
+    text, number = token
+    is_pad = _PAD.search(text) is not None
+    is_reserved = _RESERVED.search(text) is not None
+    is_end = _END.search(text) is not None
+    return not is_pad, not is_reserved, is_end, -number

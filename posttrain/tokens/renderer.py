@@ -1,4 +1,4 @@
-"""A tokenizer with its chat template: for prompts, for training data, for data to audit."""
+"""Tokenizer and chat template together: for prompts, for training data, for data to audit."""
 
 from __future__ import annotations
 
@@ -51,52 +51,51 @@ def chat_template_of(
     variables: dict[str, Any] | None = None,
     key: str = "chat_template",
 ) -> ChatTemplate:
-    """The template a recipe names, bound to a tokenizer's special tokens.
+    """Load the template that a recipe names, bound to a tokenizer's special tokens.
 
     Args:
-        tokenizer: gives the special tokens, and its own template for `own`.
+        tokenizer: source of the special tokens, and of the template for `own`.
         choice: `own` (the tokenizer's), `nemotron_3_nano` (the installed TRL's, pinned), `hermes`
             or `chatml` (ours), `trl:FAMILY` (the installed TRL's), or the path of a Jinja file.
         variables: fixed template variables, e.g. `{"date_string": "26 Jul 2024"}`.
-        key: where the recipe names its choice, for messages.
+        key: recipe key of the choice, for messages.
 
     Raises:
         ConfigError: `own` without a template, or a file that is not there.
         RenderError: the template does not compile, is not the pinned one, or TRL lacks it.
     """
     shared: dict[str, Any] = {**tokenizer.special_tokens_map, **(variables or {})}
-    splits = exact_split_tokens(tokenizer)
+    split_tokens = exact_split_tokens(tokenizer)
     if choice == "nemotron_3_nano":
-        return nemotron_3_nano_template(variables=shared, special_tokens=splits)
+        return nemotron_3_nano_template(variables=shared, special_tokens=split_tokens)
     if choice == "own":
         source = tokenizer.chat_template
         if not isinstance(source, str):
             raise missing_template(tokenizer.name_or_path, key=key)
-        return ChatTemplate(source, name="own", variables=shared, special_tokens=splits)
+        return ChatTemplate(source, name="own", variables=shared, special_tokens=split_tokens)
     packaged = packaged_template_source(choice)
     if packaged is not None:
-        return ChatTemplate(packaged, name=choice, variables=shared, special_tokens=splits)
+        return ChatTemplate(packaged, name=choice, variables=shared, special_tokens=split_tokens)
     path = Path(choice)
     if not path.is_file():
         hint = nearest(choice, TEMPLATE_NAMES)
         raise ConfigError(f"{key} {choice!r} is neither a file nor the name of a template{hint}")
     source = path.read_text(encoding="utf-8")
-    return ChatTemplate(source, name=path.name, variables=shared, special_tokens=splits)
+    return ChatTemplate(source, name=path.name, variables=shared, special_tokens=split_tokens)
 
 
 def exact_split_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
-    """Added tokens the tokenizer always splits at, whatever stands around them."""
-    exact = (
-        token.content
-        for token in tokenizer.added_tokens_decoder.values()
-        if not (token.lstrip or token.rstrip or token.single_word or token.normalized)
-    )
-    return tuple(sorted(exact))
+    """Added tokens at which the tokenizer splits in every context, sorted."""
+    texts: list[str] = []
+    for token in tokenizer.added_tokens_decoder.values():
+        if not (token.lstrip or token.rstrip or token.single_word or token.normalized):
+            texts.append(token.content)
+    return tuple(sorted(texts))
 
 
 @dataclass(frozen=True)
 class PromptRenderer:
-    """A tokenizer with the chat template it renders with."""
+    """Renderer of prompts: a tokenizer, a chat template, and the end and pad of turns."""
 
     tokenizer: PreTrainedTokenizerBase
     template: ChatTemplate
@@ -107,13 +106,13 @@ class PromptRenderer:
         return prompt_text(prompt, self.template)
 
     def save(self, folder: Path) -> list[str]:
-        """Write the tokenizer with this template; returns the names of the files."""
+        """Write the tokenizer with this template. Returns the names of the files."""
         self.tokenizer.chat_template = self.template.source
-        written = self.tokenizer.save_pretrained(folder)
-        return sorted(str(Path(path).relative_to(folder)) for path in written)
+        paths = self.tokenizer.save_pretrained(folder)
+        return sorted(str(Path(path).relative_to(folder)) for path in paths)
 
     def stats(self) -> dict[str, Any]:
-        """For a manifest."""
+        """Entries about template and tokenizer for a manifest."""
         return {
             "template": {
                 "name": self.template.name,
@@ -140,21 +139,24 @@ def prompt_text(prompt: Prompt, template: ChatTemplate) -> str:
 
 
 def message_text(prompt: Prompt) -> str:
-    """A prompt that the server renders, as it is sent."""
+    """Text of a prompt that a server renders: the fields that are sent, one a line."""
     row = prompt_to_row(prompt)
     return "\n".join(f"{key}: {json_text(row[key])}" for key in ("messages", "tools", "thinking"))
 
 
 def renderer_of(backend: BackendConfig, checkpoint: str | None) -> PromptRenderer | None:
-    """The renderer of a recipe's backend; `None` where a server renders and no chat template is
-    known here.
+    """Load the renderer of a recipe's backend.
+
+    Returns:
+        The renderer; None where a server renders and no chat template is known here.
 
     Raises:
         ConfigError: a tokenizer or template that is not there, or vLLM is not installed.
         DataError: a checkpoint without a tokenizer.
     """
     if isinstance(backend, VllmBackend):
-        refuse_missing_vllm()  # a dry run, too, is refused where the real run would be
+        # a dry run too is refused where the real run would be
+        refuse_missing_vllm()
     path = checkpoint
     if isinstance(backend, CompletionsBackend) and backend.tokenizer is not None:
         path = backend.tokenizer
@@ -162,26 +164,38 @@ def renderer_of(backend: BackendConfig, checkpoint: str | None) -> PromptRendere
         return None
     tokenizer = load_any_tokenizer(path)
     if not isinstance(backend, Rendering) and not isinstance(tokenizer.chat_template, str):
-        return None  # the tokenizer only counts
+        # the tokenizer can only count
+        return None
     rendering = backend if isinstance(backend, Rendering) else Rendering()
-    return _renderer(tokenizer, rendering, key="backend.chat_template")
+    return _make_renderer(tokenizer, rendering, key="backend.chat_template")
 
 
-def _renderer(
+def _make_renderer(
     tokenizer: PreTrainedTokenizerBase,
-    named: Rendering | TokenizerConfig,
+    rendering: Rendering | TokenizerConfig,
     *,
     key: str,
 ) -> PromptRenderer:
-    variables = dict(named.template_variables)
-    template = chat_template_of(tokenizer, choice=named.chat_template, variables=variables, key=key)
+    """Make a renderer with the template that a block of the recipe names; `key`: that of it."""
+    template = chat_template_of(
+        tokenizer,
+        choice=rendering.chat_template,
+        variables=dict(rendering.template_variables),
+        key=key,
+    )
     return PromptRenderer(tokenizer, template, special_tokens(tokenizer, template=template))
 
 
 @dataclass(frozen=True)
 class DataRenderer(PromptRenderer):
-    """What makes tokens in the data stage; `chosen_pad` says why the pad is another than the
-    tokenizer's own, `commit` which one of the hub its files are of."""
+    """Renderer and encoder of the data stage.
+
+    Attributes:
+        encoder: Encoder of texts.
+        marks: Tokens by which the audit reads sequences.
+        chosen_pad: Sentence about a pad that is not the tokenizer's; None where it is.
+        commit: Commit on the hub that the tokenizer's files come from; None for a directory.
+    """
 
     encoder: Encoder
     marks: Marks
@@ -189,75 +203,87 @@ class DataRenderer(PromptRenderer):
     commit: str | None = None
 
     def encode(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
-        """Token ids of each text, nothing added."""
+        """Token ids of each text, (n,) int32, nothing added."""
         return self.encoder.arrays(texts)
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """The character span of each token."""
+        """Character span `(start, end)` of each token."""
         return self.encoder.offsets(text)
 
     @property
     def special_texts(self) -> Mapping[int, str]:
-        """The tokenizer's special tokens by id."""
+        """Special tokens of the tokenizer, id → text."""
         return {number: text for text, number in special_ids(self.tokenizer).items()}
 
 
 def load_renderer(config: TokenizerConfig) -> PromptRenderer:
-    """The tokenizer and template that a data recipe names, with the pad that it names.
+    """Load the tokenizer and template that a data recipe names, and the pad if it names one.
 
     Raises:
         ConfigError: a tokenizer, token or template that is not there or cannot be used.
     """
     tokenizer = load_any_tokenizer(config.path, revision=config.revision)
-    loaded = _renderer(tokenizer, config, key="tokenizer.chat_template")
-    return loaded if config.pad_token is None else _with_pad(loaded, config)
+    renderer = _make_renderer(tokenizer, config, key="tokenizer.chat_template")
+    return renderer if config.pad_token is None else _with_training_pad(renderer, config)
 
 
-def _with_pad(loaded: PromptRenderer, config: TokenizerConfig) -> PromptRenderer:
+def _with_training_pad(renderer: PromptRenderer, config: TokenizerConfig) -> PromptRenderer:
+    """Replace a renderer's pad by one to train with, the recipe's if it names one."""
     special = training_tokens(
-        loaded.tokenizer,
+        renderer.tokenizer,
         end_token=None,
         pad_token=config.pad_token,
         key="tokenizer.pad_token",
-        template=loaded.template,
+        template=renderer.template,
         stops=saved_stops(config.path),
     )
-    return replace(loaded, special=special)
+    return replace(renderer, special=special)
 
 
 def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> DataRenderer:
     """Load a renderer with the library that makes the ids, and a pad to train with.
 
     Args:
-        probes: texts on which a quicker library must give the tokenizer's own ids.
+        probes: texts on which a faster library must give the tokenizer's ids.
     """
-    loaded = load_renderer(config)
-    pad_before = loaded.tokenizer.pad_token
+    renderer = load_renderer(config)
+    tokenizer_pad = renderer.tokenizer.pad_token
     if config.pad_token is None:
-        loaded = _with_pad(loaded, config)
-    encoder = encoder_of(loaded.tokenizer, backend=config.backend, probes=probes)
-    local = Path(config.path).is_dir()
+        renderer = _with_training_pad(renderer, config)
+    encoder = encoder_of(renderer.tokenizer, backend=config.backend, probes=probes)
     marks = marks_of(
         encoder.encode,
-        special=special_ids(loaded.tokenizer),
-        stop_ids=loaded.special.stop_ids,
-        pad_id=loaded.special.pad_id,
-        template=loaded.template,
+        special=special_ids(renderer.tokenizer),
+        stop_ids=renderer.special.stop_ids,
+        pad_id=renderer.special.pad_id,
+        template=renderer.template,
     )
+    commit = None
+    if not Path(config.path).is_dir():
+        commit = loaded_commit(config.path, revision=config.revision)
     return DataRenderer(
-        loaded.tokenizer,
-        loaded.template,
-        loaded.special,
+        renderer.tokenizer,
+        renderer.template,
+        renderer.special,
         encoder,
         marks,
-        chosen_pad=describe_choice(pad_before, loaded.special),
-        commit=None if local else loaded_commit(config.path, revision=config.revision),
+        chosen_pad=describe_choice(tokenizer_pad, renderer.special),
+        commit=commit,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class AuditTokens:
-    """Tokens of a data set, for the audit; `special` maps texts to ids."""
+    """Tokens of a data set, for the audit.
+
+    Attributes:
+        encoder: Encoder of texts.
+        special: Special tokens of the tokenizer, text → id.
+        stop_ids: Ids that end a turn.
+        pad_id: Id of the pad; None where the tokenizer has none.
+        largest_id: Largest id in use.
+        template: Chat template; None where none is known.
+    """
 
     encoder: Encoder
     special: Mapping[str, int]
@@ -268,33 +294,39 @@ class AuditTokens:
 
 
 def audit_tokens(recipe: AuditConfig, *, first: Path) -> AuditTokens:
-    """Load the tokenizer that the recipe names, or else the one in the data's first path.
+    """Load the tokenizer that the recipe names, or else the one of the data.
+
+    Args:
+        first: first path of the data.
 
     Raises:
         ConfigError: there is none, or it lacks a stop token that the recipe names.
     """
-    named = recipe.tokenizer
-    if named is None:
+    config = recipe.tokenizer
+    if config is None:
         if not (first / "tokenizer").is_dir():
             raise ConfigError(f"{first} carries no tokenizer: name it with tokenizer.path=…")
-        named = AuditTokenizer(path=str(first / "tokenizer"))
-    tokenizer = load_any_tokenizer(named.path, revision=named.revision)
+        config = AuditTokenizer(path=str(first / "tokenizer"))
+    tokenizer = load_any_tokenizer(config.path, revision=config.revision)
     vocabulary = tokenizer.get_vocab()
-    missing = [token for token in named.stop_tokens if token not in vocabulary]
-    if missing:
-        raise ConfigError(f"tokenizer.stop_tokens: {missing[0]!r} is not in the vocabulary")
-    stops = {vocabulary[token] for token in named.stop_tokens}
-    stops |= {vocabulary[TURN_END]} if TURN_END in vocabulary else set[int]()
+    missing_tokens = [token for token in config.stop_tokens if token not in vocabulary]
+    if missing_tokens:
+        raise ConfigError(f"tokenizer.stop_tokens: {missing_tokens[0]!r} is not in the vocabulary")
+    stop_ids = {vocabulary[token] for token in config.stop_tokens}
+    if TURN_END in vocabulary:
+        stop_ids.add(vocabulary[TURN_END])
     if tokenizer.eos_token is not None:
-        stops.add(vocabulary[str(tokenizer.eos_token)])
-    if not stops:
+        stop_ids.add(vocabulary[str(tokenizer.eos_token)])
+    if not stop_ids:
         raise ConfigError("this tokenizer has no eos token: name tokenizer.stop_tokens")
-    unknown = named.chat_template == "own" and not isinstance(tokenizer.chat_template, str)
+    template: ChatTemplate | None = None
+    if config.chat_template != "own" or isinstance(tokenizer.chat_template, str):
+        template = chat_template_of(tokenizer, choice=config.chat_template)
     return AuditTokens(
         encoder=encoder_of(tokenizer),
         special=special_ids(tokenizer),
-        stop_ids=tuple(sorted(stops)),
+        stop_ids=tuple(sorted(stop_ids)),
         pad_id=None if tokenizer.pad_token is None else vocabulary[str(tokenizer.pad_token)],
         largest_id=largest_id(tokenizer),
-        template=None if unknown else chat_template_of(tokenizer, choice=named.chat_template),
+        template=template,
     )

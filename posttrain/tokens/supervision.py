@@ -1,4 +1,4 @@
-"""Flags of what a loss mask teaches: one integer for each sequence, computed for a batch at once.
+"""Flags of the properties of loss masks: an integer for each sequence, computed a batch at once.
 
 Everything is read from token ids, so that a data set of any origin is examined the same way.
 """
@@ -20,7 +20,8 @@ Positions = npt.NDArray[np.int64]
 # pattern → its first positions in a batch; patterns share prefixes, so a search is done once
 PatternStarts = dict[tuple[int, ...], Positions]
 
-_TAIL = 2  # tokens that a template may write behind the end token, e.g. a line end
+# most tokens that a template writes behind the end token, such as line ends
+_TAIL = 2
 
 
 class Flag(IntFlag):
@@ -41,7 +42,7 @@ class Flag(IntFlag):
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The tokens by which a tokenizer and its template can be read; nothing known by default.
+    """Tokens by which sequences of a tokenizer and its template can be read; none by default.
 
     Args:
         stop: ids that end a turn.
@@ -73,7 +74,7 @@ NO_MARKS = Marks()
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sequences one behind the other.
+    """Batch of sequences, one behind the other.
 
     Attributes:
         ids: (n,) token ids.

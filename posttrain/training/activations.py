@@ -1,6 +1,7 @@
-"""Activations of a training step, and the cache of a rollout: a forward and backward pass runs over
-tensors without data (PyTorch's FakeTensorMode) and counts the bytes that are alive at its worst
-moment. It takes seconds, also at 30 B parameters.
+"""Memory of a training step's activations, and of a rollout's cache.
+
+A forward and backward pass runs over tensors without data (PyTorch's FakeTensorMode) and counts the
+bytes that are alive at its worst moment. It takes seconds, also at 30 B parameters.
 """
 
 from __future__ import annotations
@@ -25,20 +26,22 @@ from posttrain.training.cpu_head import score_rows
 from posttrain.training.launch import Launched
 from posttrain.training.shards import Shards, make_shards
 
-HEAD_TILE = 32768  # of TRL's head, in ids
+# ids of a tile of logits in TRL's head
+HEAD_TILE = 32768
 
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What a pass over the largest micro-batch looks like.
+    """Shape and settings of a pass over the largest micro-batch.
 
     Attributes:
-        labels: that have a log-probability computed.
-        masked: attention is given a mask.
-        dtype: that weights are computed in; `autocast`: to that type, from weights in float32.
-        cpu_head: this project's head scores the labels; otherwise TRL's.
-        kernels: Mamba layers run as fused kernels.
-        accumulated: gradients of an earlier micro-batch are there.
+        labels: Number of labels whose log-probability is computed.
+        masked: True if attention is given a mask.
+        dtype: Type of the weights.
+        autocast: Type that operations compute in, if it is not that of the weights.
+        cpu_head: True if this project's head scores the labels, False if TRL's does.
+        kernels: True if Mamba layers run as fused kernels.
+        accumulated: True if gradients of an earlier micro-batch exist before the pass.
     """
 
     rows: int
@@ -55,8 +58,13 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepMemory:
-    """Bytes at the worst moment of a step: activations, weights and gradients that are gathered or
-    copied (see `shards`), and gradients that the process keeps."""
+    """Bytes at the worst moment of a step.
+
+    Attributes:
+        activations: Bytes of activations.
+        gathered: Bytes of weights and gradients that are gathered or copied (see `shards`).
+        gradients: Bytes of gradients that the process keeps.
+    """
 
     activations: int
     gathered: int
@@ -69,33 +77,44 @@ class StepMemory:
 
 @dataclass(frozen=True, slots=True)
 class RolloutShape:
-    """Completions that are sampled at a time in this process, and the columns of each."""
+    """Shape of a rollout batch: completions sampled together, and the columns of each."""
 
     rows: int
     columns: int
 
 
 class _GroupedProducts(TorchDispatchMode):
-    """Products of experts: without data PyTorch 2.13 knows them in bfloat16 only."""
+    """Makes the products of experts without data, which PyTorch 2.13 can in bfloat16 only."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not torch.ops.aten._grouped_mm.default:
             return func(*args, **(kwargs or {}))
-        a, b, ends = args[:3]
-        shape = (a.shape[0], b.shape[-1]) if b.ndim == 3 else (len(ends), a.shape[0], b.shape[1])
-        return a.new_empty(shape)
+        left, right, group_ends = args[:3]
+        if right.ndim == 3:
+            # forward: rows grouped by expert × a matrix of each expert
+            shape = (left.shape[0], right.shape[-1])
+        else:
+            # backward: a gradient of each expert's matrix
+            shape = (len(group_ends), left.shape[0], right.shape[1])
+        return left.new_empty(shape)
 
 
 class _Allocations(_GroupedProducts):
-    """Bytes of tensors that are alive besides those of a model, and the worst moment of all."""
+    """Counts the bytes of living tensors, those of the model left out, and keeps the worst moment.
+
+    Attributes:
+        now: Bytes alive at this moment.
+        worst: Bytes at the worst moment so far.
+    """
 
     def __init__(self, model: torch.nn.Module, shards: Shards) -> None:
         super().__init__()
-        self.now, self.shards = 0, shards
+        self.now = 0
+        self.shards = shards
         self.worst = StepMemory(0, 0, 0)
-        # a view of a weight is no new memory
-        known = [*model.parameters(), *model.buffers()]
-        self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in known}
+        # bytes by storage; 0 for the model's, so that a view of a weight is no new memory
+        model_tensors = [*model.parameters(), *model.buffers()]
+        self._sizes = {tensor.untyped_storage()._cdata: 0 for tensor in model_tensors}
         self._weights = {p.untyped_storage()._cdata: p for p in model.parameters()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -112,28 +131,28 @@ class _Allocations(_GroupedProducts):
                 if key not in self._sizes:
                     self._sizes[key] = storage.nbytes()
                     self.now += storage.nbytes()
-                    weakref.finalize(storage, self._freed, key)
+                    weakref.finalize(storage, self._free, key)
         self.note()
         return out
 
-    def note(self, besides: int = 0) -> None:
-        """Remember this moment if none was worse."""
-        gathered = self.shards.gathered + besides
+    def note(self, momentary: int = 0) -> None:
+        """Keep this moment if none was worse; `momentary`: further bytes at this moment alone."""
+        gathered = self.shards.gathered + momentary
         moment = StepMemory(self.now, gathered, self.shards.gradients)
         if moment.total > self.worst.total:
             self.worst = moment
 
     def add_gradient(self, parameter: torch.nn.Parameter) -> None:
-        """Hand a gradient over to the shards."""
+        """Drop a parameter's gradient, and have the shards count it instead."""
         parameter.grad = None
         self.note(self.shards.add_gradient(parameter))
 
-    def _freed(self, key: int) -> None:
+    def _free(self, key: int) -> None:
         self.now -= self._sizes.pop(key)
 
 
 class _FusedScan(torch.autograd.Function):
-    """Stands for the fused kernel of a Mamba layer: its input and output are kept for backward."""
+    """Stand-in for the fused kernel of a Mamba layer, which keeps input and output for backward."""
 
     @staticmethod
     def forward(ctx: Any, projected: torch.Tensor, width: int) -> torch.Tensor:
@@ -144,23 +163,25 @@ class _FusedScan(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
         projected, _ = ctx.saved_tensors
-        # its convolution runs again
+        # two tensors, since the kernel's convolution runs again
         return torch.empty_like(projected).add_(torch.empty_like(projected)), None
 
 
-def _scan(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+def _forward_fused(self: Any, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Forward pass of a Mamba layer with the stand-in of its kernel."""
     return self.out_proj(_FusedScan.apply(self.in_proj(hidden_states), self.out_proj.in_features))
 
 
 class _FusedHead(torch.autograd.Function):
-    """Stands for TRL's head on a GPU, whose kernels work on one tile of logits in place."""
+    """Stand-in for TRL's head on a GPU, whose kernels work on one tile of logits in place."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        _tile(hidden, weight)
-        kept = [hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(2)]
-        ctx.save_for_backward(hidden, weight, *kept)
-        return torch.empty_like(kept[0])
+        _make_tile(hidden, weight)
+        # TRL's head keeps two numbers a label
+        saved = [hidden.new_empty(len(hidden), dtype=torch.float32) for _ in range(2)]
+        ctx.save_for_backward(hidden, weight, *saved)
+        return torch.empty_like(saved[0])
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -168,24 +189,28 @@ class _FusedHead(torch.autograd.Function):
         hidden, weight = tensors
         # not made like the weight, which would gather it earlier than TRL does
         sums = [
-            hidden.new_empty(tensor.shape, dtype=torch.float32) if needed else None
-            for tensor, needed in zip(tensors, ctx.needs_input_grad, strict=True)
+            hidden.new_empty(tensor.shape, dtype=torch.float32) if needs_grad else None
+            for tensor, needs_grad in zip(tensors, ctx.needs_input_grad, strict=True)
         ]
-        tile = _tile(hidden, weight)
-        # TRL's loop drops the columns of a tile when it has those of the next
-        following = weight[HEAD_TILE : 2 * HEAD_TILE].to(tile[0].dtype)
+        tile = _make_tile(hidden, weight)
+        # TRL's loop drops the weights of a tile only when it has those of the next
+        next_weights = weight[HEAD_TILE : 2 * HEAD_TILE].to(tile[0].dtype)
         pairs = zip(sums, tensors, strict=True)
-        gradients = tuple(total if total is None else total.to(t.dtype) for total, t in pairs)
-        del tile, following
+        gradients = tuple(
+            gradient if gradient is None else gradient.to(tensor.dtype)
+            for gradient, tensor in pairs
+        )
+        # alive until here, as in TRL's loop
+        del tile, next_weights
         return gradients
 
 
-def _tile(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A tile of logits, and the hidden states and the weights that it is the product of."""
-    cast = torch.is_autocast_enabled("cpu")
-    dtype = torch.get_autocast_dtype("cpu") if cast else hidden.dtype
+def _make_tile(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Allocate a tile of logits, and the hidden states and weights that it is the product of."""
+    autocast = torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu") if autocast else hidden.dtype
     rows = hidden[:TOKEN_CHUNK_SIZE].to(dtype)
-    # first, as in TRL: weights are gathered when they are used
+    # logits before weights, as in TRL: weights are gathered when they are used
     logits = rows.new_empty(len(rows), HEAD_TILE)
     return logits, rows, weight[:HEAD_TILE].to(dtype)
 
@@ -193,61 +218,75 @@ def _tile(hidden: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...
 def measure_step(
     config: Any, shape: StepShape, adapter: AdapterConfig | None, launched: Launched
 ) -> StepMemory:
-    """The most that a forward and backward pass and the update hold beside what is always there."""
-    plain = _without_data(config, shape.dtype)
-    model = plain if adapter is None else get_peft_model(plain, lora_config(adapter, plain))
+    """Memory of a forward and backward pass and the update, at the worst moment.
+
+    Weights and optimiser, which exist at all times, are not counted.
+    """
+    base_model = _make_meta_model(config, shape.dtype)
+    model = base_model
+    if adapter is not None:
+        model = get_peft_model(base_model, lora_config(adapter, base_model))
     model.train()
     if shape.checkpointing:
-        plain.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
-    for module in plain.modules():
+        base_model.gradient_checkpointing_enable(
+            {"use_reentrant": False, "preserve_rng_state": False}
+        )
+    for module in base_model.modules():
+        # the Mamba layers alone have it
         if shape.kernels and hasattr(module, "A_log"):
-            module.forward = MethodType(_scan, module)
+            module.forward = MethodType(_forward_fused, module)
     with without_zero3_init(), FakeTensorMode():
-        _pretend(model)
-        shards = make_shards(model, plain, launched, accumulated=shape.accumulated)
+        _move_to_cpu(model)
+        shards = make_shards(model, base_model, launched, accumulated=shape.accumulated)
         step = _Allocations(model, shards)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(step.add_gradient)
-        casts = torch.autocast("cpu", dtype=shape.autocast, enabled=shape.autocast is not None)
-        with step, casts:
+        autocast = torch.autocast("cpu", dtype=shape.autocast, enabled=shape.autocast is not None)
+        with step, autocast:
             ids = torch.zeros(shape.rows, shape.columns, dtype=torch.long)
-            mask = _mask(model, shape)
-            hidden = plain.base_model(input_ids=ids, attention_mask=mask, use_cache=False)[0]
-            head = plain.get_output_embeddings()
+            mask = _make_mask(model, shape)
+            hidden = base_model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)[0]
+            head = base_model.get_output_embeddings()
             _score(hidden, head, shape, fused=launched.device != "cpu").sum().backward()
             del hidden
         step.note(shards.update())
     return step.worst
 
 
-def _without_data(config: Any, dtype: torch.dtype) -> Any:
-    """A model on the meta device."""
+def _make_meta_model(config: Any, dtype: torch.dtype) -> Any:
+    """Make a model without data, on the meta device."""
     attention = "eager" if config._attn_implementation == "eager" else "sdpa"
     with without_zero3_init(), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)
 
 
-def _pretend(model: torch.nn.Module) -> None:
-    """Have every tensor of a model on meta lie on the CPU, as far as a FakeTensorMode is told."""
+def _move_to_cpu(model: torch.nn.Module) -> None:
+    """Replace the tensors of a model on meta by tensors on the CPU, which a FakeTensorMode around
+    the call leaves without data too."""
+    # a tensor that is used twice, as a tied head is, stays one tensor
     copies: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
-            for name, old in tensors.items():
-                if old is None:
+            for name, tensor in tensors.items():
+                if tensor is None:
                     continue
-                if id(old) not in copies:
-                    new = torch.empty(old.shape, dtype=old.dtype)
-                    trained = isinstance(old, torch.nn.Parameter)
-                    copies[id(old)] = (
-                        torch.nn.Parameter(new, requires_grad=old.requires_grad) if trained else new
-                    )
-                tensors[name] = copies[id(old)]  # pyright: ignore[reportArgumentType]  # of its kind
+                if id(tensor) not in copies:
+                    copy = torch.empty(tensor.shape, dtype=tensor.dtype)
+                    if isinstance(tensor, torch.nn.Parameter):
+                        copy = torch.nn.Parameter(copy, requires_grad=tensor.requires_grad)
+                    copies[id(tensor)] = copy
+                tensors[name] = copies[id(tensor)]  # pyright: ignore[reportArgumentType]  # same kind
 
 
-def _mask(model: torch.nn.Module, shape: StepShape) -> Any:
-    """Given as it is used: without data transformers makes a square mask in any case."""
-    rows, columns = (shape.rows, shape.columns) if shape.masked else (1, 1)
+def _make_mask(model: torch.nn.Module, shape: StepShape) -> Any:
+    """Make the attention mask in its final form.
+
+    From a plain mask without data transformers would make a square one in any case, also for
+    attention that needs none.
+    """
+    rows = shape.rows if shape.masked else 1
+    columns = shape.columns if shape.masked else 1
     square = torch.ones(rows, 1, columns, columns, dtype=torch.bool)
     if not recurrent_layers(model):
         return square
@@ -256,30 +295,42 @@ def _mask(model: torch.nn.Module, shape: StepShape) -> Any:
 
 
 def _score(hidden: torch.Tensor, head: Any, shape: StepShape, *, fused: bool) -> torch.Tensor:
-    kept = hidden.flatten(0, 1)[: shape.labels].clone()
-    targets = torch.zeros(len(kept), dtype=torch.long)
+    """Log-probability of each label, by the head that the run would use.
+
+    Args:
+        hidden: states before the head, `[rows, columns, width]`.
+        fused: True where TRL's head would run as kernels of a GPU.
+    """
+    label_states = hidden.flatten(0, 1)[: shape.labels].clone()
+    targets = torch.zeros(len(label_states), dtype=torch.long)
     if shape.cpu_head:
-        return score_rows(kept, targets, head)[0]
+        return score_rows(label_states, targets, head)[0]
     if fused:
-        return _FusedHead.apply(kept, head.weight)
-    # memory of a CPU that nothing is written to does not count
+        return _FusedHead.apply(label_states, head.weight)
+    # no more than the head's ids: on a CPU the unwritten end of a tile takes no memory
     tile = min(HEAD_TILE, head.weight.shape[0])
     outputs = ("log_probs", "entropy", "is_top1")
-    given = (kept, head.weight, head.bias, targets, 1.0, tile, None, 1.0, outputs)
-    return ChunkedLogProbFunction.apply(*given)[0]
+    arguments = (label_states, head.weight, head.bias, targets, 1.0, tile, None, 1.0, outputs)
+    return ChunkedLogProbFunction.apply(*arguments)[0]
 
 
 def rollout_bytes(config: Any, shape: RolloutShape, dtype: torch.dtype) -> int:
-    """Cache of keys, values and states of completions at their longest."""
+    """Bytes of the cache of keys, values and states when completions have their full length."""
+    model = _make_meta_model(config, dtype).eval()
 
-    def cached(columns: int) -> int:
-        cache = model(input_ids=torch.zeros(1, columns, dtype=torch.long), use_cache=True)
-        tensors = [t for layer in cache.past_key_values.layers for t in vars(layer).values()]
-        return sum(t.nbytes for t in tree_leaves(tensors) if isinstance(t, torch.Tensor))
+    def cache_bytes(columns: int) -> int:
+        output = model(input_ids=torch.zeros(1, columns, dtype=torch.long), use_cache=True)
+        total = 0
+        for layer in output.past_key_values.layers:
+            for tensor in tree_leaves(list(vars(layer).values())):
+                if isinstance(tensor, torch.Tensor):
+                    total += tensor.nbytes
+        return total
 
-    model = _without_data(config, dtype).eval()
     with FakeTensorMode(), torch.no_grad(), _GroupedProducts():
-        _pretend(model)
-        short, longer = cached(64), cached(128)
-    token = (longer - short) / 64
-    return int(shape.rows * (short + token * (shape.columns - 64)))
+        _move_to_cpu(model)
+        # from two lengths, since states of recurrent layers do not grow with it
+        bytes_at_64 = cache_bytes(64)
+        bytes_at_128 = cache_bytes(128)
+    bytes_per_column = (bytes_at_128 - bytes_at_64) / 64
+    return int(shape.rows * (bytes_at_64 + bytes_per_column * (shape.columns - 64)))

@@ -1,4 +1,4 @@
-"""From a recipe's `trainer:` block to the config of the installed TRL, checked field by field."""
+"""Arguments of the trainer: a recipe's `trainer:` block → the installed TRL's config, checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ REPORTERS = ("tensorboard", "wandb", "trackio")
 # DPO's in the paper (Appendix C), and RLVR's in the reference code; the paper names none for RLHF
 # and for the judge
 LEARNING_RATE = 3e-6
-MICRO_BATCH = 8  # TRL's default
+# TRL's default of per_device_train_batch_size
+MICRO_BATCH = 8
 # fields that have to be above 0, but for max_steps: -1, which means whole epochs
 POSITIVE = (
     "max_steps",

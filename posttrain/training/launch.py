@@ -1,5 +1,8 @@
-"""Checks of what the launcher really started: accelerate drops processes, sharding and precision
-silently. Also refused is a precision in which the weights would not move."""
+"""Checks of the processes, sharding and precision that the launcher has really started.
+
+accelerate drops any of them silently. A precision in which the weights would not move is refused
+too.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,8 @@ from posttrain.config.recipe_files import recipe_file
 from posttrain.errors import ConfigError
 from posttrain.training.launch import TWO_CPU_PROCESSES
 
-PATIENCE = 10.0  # seconds to wait for interrupted processes before they are interrupted again
+# seconds to wait for interrupted processes before they are interrupted again
+PATIENCE = 10.0
 
 
 def run_launcher(command: Sequence[str]) -> None:

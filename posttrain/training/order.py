@@ -21,8 +21,8 @@ class EpochOrder(Sampler[int]):
     Args:
         packs: number of packs, and with it the index of the filler row.
         global_batch: packs per optimiser step, over all processes and accumulation steps.
-        seed: of the recipe, which with the epoch decides the permutation; None keeps the order of
-            the shards.
+        seed: seed of the recipe, which with the epoch decides the permutation; None keeps the order
+            of the shards.
     """
 
     def __init__(self, *, packs: int, global_batch: int, seed: int | None) -> None:
@@ -59,7 +59,7 @@ def rows_drawn(*, count: int, per_step: int, step: int, seed: int) -> list[int]:
         count: rows in the data set.
         per_step: rows per step.
         step: index of the step, from 0.
-        seed: of the recipe.
+        seed: seed of the recipe.
     """
     order = EpochOrder(packs=count, global_batch=1, seed=seed)
     rows: list[int] = []

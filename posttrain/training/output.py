@@ -85,7 +85,7 @@ class LogRows(TrainerCallback):
 
 
 class RunPage(Protocol):
-    """The page of a run. Training says when it is written; what stands on it is drawn elsewhere."""
+    """Page of a run. Training decides when it is written; its contents are drawn elsewhere."""
 
     def write_live(self, activity: str, *, next_in: int | None) -> object:
         """Write the page of a run that goes on.

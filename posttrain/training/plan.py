@@ -1,8 +1,9 @@
-"""The lines of a plan: what a run will do, and what would make it wrong, before it starts.
+"""Lines of a run's plan, and checks that refuse a run before it starts.
 
 Memory is that of a training step on one device: weights and optimiser from the parameters, the rest
 from a step without data (`activations`, `shards`). Not counted: the CUDA context (about 1 GiB) and
-what a GPU's allocator loses to fragments; on a CPU large blocks go back when they are freed."""
+what a GPU's allocator loses to fragments; on a CPU large blocks go back when they are freed.
+"""
 
 from __future__ import annotations
 
@@ -40,19 +41,27 @@ GIB = 1 << 30
 MEASURING_SECONDS = 20.0
 # tokens; enough to find the processor's caches as full as in a long pass
 FIRST_SLICE = 128
+# seconds of a run on a CPU from which the plan says how to make it shorter
 LONG_ON_A_CPU = 3600.0
-# bytes on a CPU that saving, the page and small blocks take behind the plan
-_LATER = 96 << 20
-# of a step's memory on a CPU, what glibc's heap holds besides live blocks: an eighth was measured
-# on a model of 135 M parameters and packs of 512 tokens
-_HEAP = 0.2
+# bytes on a CPU that saving, the page and small blocks take after the plan has been made
+_LATER_BYTES = 96 << 20
+# share of a step's memory on a CPU that glibc's heap holds besides live blocks: an eighth was
+# measured on a model of 135 M parameters and packs of 512 tokens
+_HEAP_SHARE = 0.2
 
 Line = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Parameters and those that are trained, over all processes; the bytes of both as loaded."""
+    """Size of a model, over all processes.
+
+    Attributes:
+        parameters: Number of parameters.
+        trainable: Number of parameters that are trained.
+        weight_bytes: Bytes of all parameters, as loaded.
+        trainable_bytes: Bytes of the trained parameters, as loaded.
+    """
 
     parameters: int
     trainable: int
@@ -61,29 +70,42 @@ class ModelSize:
 
 
 def model_size(model: torch.nn.Module) -> ModelSize:
-    """Count a model; works on sharded parameters and on those without data."""
-    sizes = [(parameter_count(p), p.element_size(), p.requires_grad) for p in model.parameters()]
-    return ModelSize(
-        parameters=sum(n for n, _, _ in sizes),
-        trainable=sum(n for n, _, trained in sizes if trained),
-        weight_bytes=sum(n * size for n, size, _ in sizes),
-        trainable_bytes=sum(n * size for n, size, trained in sizes if trained),
-    )
+    """Size of a model, whose parameters may be sharded or without data."""
+    parameters = 0
+    trainable = 0
+    weight_bytes = 0
+    trainable_bytes = 0
+    for parameter in model.parameters():
+        # not `numel`, which is 0 for a parameter that ZeRO-3 has partitioned
+        count = parameter_count(parameter)
+        parameters += count
+        weight_bytes += count * parameter.element_size()
+        if parameter.requires_grad:
+            trainable += count
+            trainable_bytes += count * parameter.element_size()
+    return ModelSize(parameters, trainable, weight_bytes, trainable_bytes)
 
 
 def checkpoint_bytes(size: ModelSize, *, checkpoints: int) -> int:
-    """Bytes on disk of the model and so many resume checkpoints."""
+    """Bytes on disk of the model and of this number of resume checkpoints."""
     # a resume checkpoint has weights and two Adam moments; one more exists while it is written
     return (checkpoints + 1) * (size.weight_bytes + 8 * size.trainable) + size.weight_bytes
 
 
 def check_disk(needed: int, out: Path) -> None:
-    """Raises ConfigError: the `needed` bytes are not free on the disk of `out`."""
-    existing = next(p for p in (out, *out.resolve().parents) if p.exists())
-    free = shutil.disk_usage(existing).free
-    if free < needed:
+    """Refuse a run for which the disk of `out` has too few free bytes.
+
+    Raises:
+        ConfigError: fewer than `needed` bytes are free.
+    """
+    folder = out
+    if not folder.exists():
+        # the stage has not made it yet
+        folder = next(parent for parent in out.resolve().parents if parent.exists())
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < needed:
         raise ConfigError(
-            f"{out} needs about {needed / GIB:.2f} GiB, {free / GIB:.2f} GiB are free; "
+            f"{out} needs about {needed / GIB:.2f} GiB, {free_bytes / GIB:.2f} GiB are free; "
             "keep fewer checkpoints (trainer.save_total_limit), or choose another out="
         )
 
@@ -98,24 +120,34 @@ def check_enough(
     updates: int = 1,
     fitting: str = "",
 ) -> None:
-    """Raises ConfigError: the run draws more rows, called `name`, than `max_epochs` allows; with
-    the ways out. `updates`: optimiser steps on each batch; `fitting`: overrides that go together
-    and make a run of these rows."""
-    total = batch * batches
-    if total <= rows * max_epochs:
+    """Refuse a run that draws more rows than `max_epochs` allows.
+
+    Args:
+        name: word for the rows in the message, in the plural.
+        batch: rows of a batch.
+        updates: optimiser steps on each batch.
+        fitting: overrides that together make the run fit these rows; "" if there are none.
+
+    Raises:
+        ConfigError: too many rows; the message proposes changes.
+    """
+    rows_drawn = batch * batches
+    if rows_drawn <= rows * max_epochs:
         return
-    most = rows * max_epochs // batch * updates
-    ways = [f"give {-(-total // max_epochs):,} {name}"]
-    if most:
-        ways.append(f"set trainer.max_steps: {most}")
+    largest_max_steps = rows * max_epochs // batch * updates
+    changes = [f"give {-(-rows_drawn // max_epochs):,} {name}"]
+    if largest_max_steps:
+        changes.append(f"set trainer.max_steps: {largest_max_steps}")
     elif not fitting:
-        ways.append(f"take batches of at most {rows * max_epochs:,} {name}")
-    ways.append(f"set max_epochs: {-(-total // max(rows, 1))} to repeat them")
-    raise ConfigError(
-        f"{batches} batches × {batch} {name} draw {total:,}; there are {rows:,} and max_epochs is "
-        f"{max_epochs}: {', or '.join(ways)}"
-        + (f". As they are, add to the command: {fitting}" if fitting else "")
+        changes.append(f"take batches of at most {rows * max_epochs:,} {name}")
+    changes.append(f"set max_epochs: {-(-rows_drawn // max(rows, 1))} to repeat them")
+    message = (
+        f"{batches} batches × {batch} {name} draw {rows_drawn:,}; there are {rows:,} and "
+        f"max_epochs is {max_epochs}: {', or '.join(changes)}"
     )
+    if fitting:
+        message += f". As they are, add to the command: {fitting}"
+    raise ConfigError(message)
 
 
 def check_batch(trainer: Any, rows: int, *, name: str) -> None:
@@ -129,8 +161,14 @@ def check_batch(trainer: Any, rows: int, *, name: str) -> None:
 
 
 def batch_line(trainer: Any, launched: Launched, *, name: str, row_tokens: float) -> Line:
-    """How an optimiser step is made up of rows of `row_tokens` tokens on average."""
-    args, batch = trainer.args, trainer.global_batch
+    """Line about the rows and tokens of an optimiser step.
+
+    Args:
+        name: word for the rows, in the plural.
+        row_tokens: tokens of a row on average.
+    """
+    args = trainer.args
+    batch = trainer.global_batch
     return "batch", (
         f"{batch} {name} = {args.per_device_train_batch_size} × "
         f"{args.gradient_accumulation_steps} accumulated × {launched.world_size} process(es), "
@@ -143,21 +181,22 @@ class TimedSlice:
     """A timed forward and backward pass.
 
     Attributes:
-        seconds: of a whole micro-batch.
-        positions: of the largest slice that was timed; `whole`: of the micro-batch.
+        seconds: Seconds of a whole micro-batch, scaled up where only a slice of it was timed.
+        positions: Positions of the largest slice that was timed.
+        batch_positions: Positions of the micro-batch.
     """
 
     seconds: float
     positions: int
-    whole: int
+    batch_positions: int
 
     @property
     def text(self) -> str:
-        """What was measured, and what was scaled up."""
-        each = f"{self.seconds:.2f} s a micro-batch of {self.whole:,} positions"
-        if self.positions >= self.whole:
-            return f"{each}, measured on this device"
-        return f"{each}, scaled up from {self.positions:,} measured on this device"
+        """Text about the seconds and where they come from."""
+        cost = f"{self.seconds:.2f} s a micro-batch of {self.batch_positions:,} positions"
+        if self.positions >= self.batch_positions:
+            return f"{cost}, measured on this device"
+        return f"{cost}, scaled up from {self.positions:,} measured on this device"
 
 
 def time_line(
@@ -169,22 +208,23 @@ def time_line(
     micros: int,
     shrink: Sequence[str],
 ) -> list[Line]:
-    """An estimate of the run's seconds and where it comes from; on a CPU also what to shrink.
+    """Lines with the estimated seconds of a run, and on a CPU with keys to reduce.
 
     Args:
-        batch_of: the collated micro-batch, cut to about this number of tokens.
-        tokens: of the whole micro-batch.
-        micros: micro-batches on each process.
-        shrink: keys of recipes that make the run shorter, the best first.
+        batch_of: function of a number of tokens; the collated micro-batch, cut to about that many.
+        loss: scalar loss of a prepared micro-batch.
+        tokens: tokens of the whole micro-batch.
+        micros: number of micro-batches on each process.
+        shrink: recipe keys that make the run shorter, the best first.
     """
-    timed = time_slices(trainer, batch_of, loss, tokens=tokens)
-    seconds = timed.seconds * micros
-    text = f"about {duration(seconds)}: {timed.text}; evaluation and saving not counted"
+    micro_batch = time_slices(trainer, batch_of, loss, tokens=tokens)
+    seconds = micro_batch.seconds * micros
+    text = f"about {duration(seconds)}: {micro_batch.text}; evaluation and saving not counted"
     return [("time", text), *shorter_lines(trainer.args.device, seconds, shrink)]
 
 
 def shorter_lines(device: torch.device, seconds: float, shrink: Sequence[str]) -> list[Line]:
-    """What to shrink where a run takes hours on a CPU."""
+    """Line with the recipe keys to reduce where a run takes hours on a CPU; else no line."""
     if device.type != "cpu" or seconds < LONG_ON_A_CPU:
         return []
     return [("shorter", f"{duration(seconds)} on a CPU. Shrink {', or '.join(shrink)}")]
@@ -197,53 +237,56 @@ def time_slices(
     *,
     tokens: int,
 ) -> TimedSlice:
-    """Time passes over ever longer slices of a micro-batch, up to all of it or to the bound in
-    seconds, with the run's checkpointing, precision and kernels. Leaves no gradient behind."""
+    """Time passes over ever longer slices of a micro-batch, until the whole of it is timed or
+    `MEASURING_SECONDS` are nearly spent. Leaves no gradient behind.
+
+    Passes have the run's checkpointing, precision and kernels. Arguments as for `time_line`.
+    """
     model = trainer.model
     model.to(trainer.args.device).train()
-    whole = batch_of(tokens)["input_ids"].numel()
-    # the first pass after a start is slower than all that follow
+    batch_positions = batch_of(tokens)["input_ids"].numel()
     length = min(FIRST_SLICE, tokens)
-    spent = _time_pass(trainer, batch_of(length), loss)
-    timed: list[tuple[int, float]] = []
+    # not among the results: the first pass after a start is slower than all that follow
+    seconds_spent = _time_pass(trainer, batch_of(length), loss)
+    measurements: list[tuple[int, float]] = []
     while True:
         batch = batch_of(length)
         seconds = _time_pass(trainer, batch, loss)
-        spent += seconds
-        timed.append((batch["input_ids"].numel(), seconds))
+        seconds_spent += seconds
+        measurements.append((batch["input_ids"].numel(), seconds))
         # the next slice is twice as long; attention makes it take a little more than twice
-        if length >= tokens or spent + 3 * seconds > MEASURING_SECONDS:
+        if length >= tokens or seconds_spent + 3 * seconds > MEASURING_SECONDS:
             break
         length = min(2 * length, tokens)
-    # kept until now: to allocate them anew would cost each short pass as much as it computes
+    # kept until now: to allocate gradients anew would cost a short pass as much as it computes
     model.zero_grad(set_to_none=True)
-    positions, _ = timed[-1]
-    return TimedSlice(scale_up(timed, whole), positions, whole)
+    positions, _ = measurements[-1]
+    return TimedSlice(scale_up(measurements, batch_positions), positions, batch_positions)
 
 
 def _time_pass(trainer: Any, batch: Any, loss: Callable[[Any], torch.Tensor]) -> float:
     """Seconds of one forward and backward pass as in training; adds to the gradients."""
     inputs = trainer._prepare_inputs(batch)
     with trainer.recomputing_activations():
-        started = time.perf_counter()
+        start = time.perf_counter()
         with trainer.compute_loss_context_manager():
             value = loss(inputs)
         value.backward()
         if trainer.args.device.type == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - started
+        return time.perf_counter() - start
 
 
 def check_stops(model: PreTrainedModel, special: SpecialTokens) -> str:
-    """One line on the generation config.
+    """Line about the stop and pad tokens of the generation config.
 
     Raises:
         ConfigError: generation would not stop at the end of a turn.
     """
     generation = model.generation_config
     assert generation is not None
-    stops = generation.eos_token_id
-    stop_ids = stops if isinstance(stops, list) else [stops]
+    end_ids = generation.eos_token_id
+    stop_ids = end_ids if isinstance(end_ids, list) else [end_ids]
     if special.end_id not in stop_ids or generation.pad_token_id in stop_ids:
         raise ConfigError(
             f"generation config stops at {stop_ids} and pads with {generation.pad_token_id}; "
@@ -260,12 +303,14 @@ class MemoryPlan:
     """Bytes on one device.
 
     Attributes:
-        weights: with those of a reference model.
-        optimizer: moments, and float32 copies of weights that are held in less.
-        rollouts: cache and gathered weights while completions are sampled, or the share of a vLLM
-            that sleeps while it trains; `vllm`: the share of one that does not.
-        process: on a CPU the interpreter and its libraries, which share the memory.
-        heap: on a CPU the gaps between live blocks.
+        weights: Weights of the model, and of a reference model.
+        optimizer: Moments, and float32 copies of weights that are held in half precision.
+        step: Activations and gradients of a training step.
+        rollouts: Cache and gathered weights while completions are sampled, or the share of a vLLM
+            that sleeps while the policy trains.
+        vllm: Share of a vLLM that does not sleep.
+        process: On a CPU, the interpreter and its libraries, which share the memory.
+        heap: On a CPU, the gaps between live blocks.
     """
 
     weights: int
@@ -278,12 +323,14 @@ class MemoryPlan:
 
     @property
     def peak(self) -> int:
-        """At the worst moment: completions are sampled before there are gradients."""
-        always = self.process + self.weights + self.optimizer + self.vllm + self.heap
-        return always + max(self.step.total, self.rollouts)
+        """Bytes at the worst moment: that of a training step, or that of the rollouts."""
+        # completions are sampled before there are gradients, so that the two do not add up
+        permanent = self.process + self.weights + self.optimizer + self.vllm + self.heap
+        return permanent + max(self.step.total, self.rollouts)
 
     @property
     def parts(self) -> dict[str, int]:
+        """Bytes by name, those of the step one by one."""
         return {
             "weights": self.weights,
             "optimizer": self.optimizer,
@@ -298,20 +345,31 @@ class MemoryPlan:
 def state_bytes(
     size: ModelSize, launched: Launched, *, moments: int = 8, reference: int = 0
 ) -> dict[str, int]:
-    """Bytes of weights and optimiser, by how they are sharded; `moments` are the optimiser's bytes
-    for each trained number, `reference` those of a second model."""
-    n, half = launched.world_size, 4 if launched.precision == "fp32" else 2
+    """Bytes of `weights` and `optimizer` in one process, by how they are sharded.
+
+    Args:
+        moments: bytes of the optimiser's moments for each trained parameter.
+        reference: bytes of a reference model.
+    """
+    processes = launched.world_size
+    parameter_bytes = 4 if launched.precision == "fp32" else 2
+    weight_shards = 1
     if launched.sharding in ("zero2", "zero3"):
-        split = n if launched.sharding == "zero3" else 1
-        weights, optimizer = half * size.parameters, (moments + 4) * size.trainable // n
+        if launched.sharding == "zero3":
+            weight_shards = processes
+        weights = parameter_bytes * size.parameters
+        # DeepSpeed keeps a float32 copy of each trained parameter beside its moments
+        optimizer = (moments + 4) * size.trainable // processes
     elif launched.sharding.startswith("fsdp"):
-        split = n
-        # trained weights are held in float32, and computed in less
+        weight_shards = processes
+        # trained weights are held in float32, and computed in the launcher's precision
         weights = size.weight_bytes - size.trainable_bytes + 4 * size.trainable
-        optimizer = moments * size.trainable // n
+        optimizer = moments * size.trainable // processes
     else:
-        split, weights, optimizer = 1, size.weight_bytes, moments * size.trainable_bytes // 4
-    return {"weights": (weights + reference) // split, "optimizer": optimizer}
+        weights = size.weight_bytes
+        # the moments have the precision of the weights
+        optimizer = moments * size.trainable_bytes // 4
+    return {"weights": (weights + reference) // weight_shards, "optimizer": optimizer}
 
 
 def plan_memory(
@@ -322,92 +380,116 @@ def plan_memory(
     adapter: AdapterConfig | None,
     rollouts: RolloutShape | ColocatedVllm | None = None,
 ) -> MemoryPlan:
-    """The plan of a trainer whose largest collated micro-batch is `batch`."""
-    args, base, reference = trainer.args, trainer.base_model, getattr(trainer, "ref_model", None)
+    """Plan of a trainer's memory.
+
+    Args:
+        batch: largest collated micro-batch.
+        rollouts: shape of the largest rollout batch or settings of a colocated vLLM; None where
+            nothing is sampled in this process.
+    """
+    args = trainer.args
+    base_model = trainer.base_model
+    reference = getattr(trainer, "ref_model", None)
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(launched.precision)
-    cpu, whole = launched.device == "cpu", launched.sharding == "none"
-    dtype = base.dtype if whole or half is None else half
-    ids, labels = batch["input_ids"], int((batch["labels"] != IGNORED).sum())
+    on_cpu = launched.device == "cpu"
+    sharded = launched.sharding != "none"
+    # sharded weights are cast when they are gathered, others are autocast in each operation
+    dtype = half if sharded and half is not None else base_model.dtype
+    ids = batch["input_ids"]
+    labels = int((batch["labels"] != IGNORED).sum())
+    if on_cpu and sharded:
+        # this project's head for CPUs is not used then, and TRL's scores every position
+        labels = ids.numel()
     shape = StepShape(
         rows=ids.shape[0],
         columns=ids.shape[1],
-        # on a CPU TRL's head scores every position
-        labels=ids.numel() if cpu and not whole else labels,
-        masked=base.config._attn_implementation not in VARLEN_ATTENTION,
+        labels=labels,
+        masked=base_model.config._attn_implementation not in VARLEN_ATTENTION,
         dtype=dtype,
-        autocast=half if whole else None,
+        autocast=None if sharded else half,
         checkpointing=args.gradient_checkpointing,
-        cpu_head=cpu and whole,
-        kernels=has_recurrent_kernels() and not cpu,
+        cpu_head=on_cpu and not sharded,
+        kernels=has_recurrent_kernels() and not on_cpu,
         accumulated=args.gradient_accumulation_steps > 1,
     )
     size = model_size(trainer.model)
     parts = state_bytes(
         size,
         launched,
+        # two moments of a parameter, in float32 or of 8 bits
         moments=2 if "8bit" in args.optim else 8,
         reference=0 if reference is None else model_size(reference).weight_bytes,
     )
-    sampling = vllm = 0
+    sampling = 0
+    vllm = 0
     if isinstance(rollouts, ColocatedVllm):
-        share = int(rollouts.gpu_memory * device_bytes(args.device))
-        sampling, vllm = (share, 0) if rollouts.sleep else (0, share)
+        vllm_share = int(rollouts.gpu_memory * device_bytes(args.device))
+        if rollouts.sleep:
+            sampling = vllm_share
+        else:
+            vllm = vllm_share
     elif rollouts is not None:
-        sampling = rollout_bytes(base.config, rollouts, dtype) + whole_bytes(size, launched)
-    step = measure_step(base.config, shape, adapter, launched)
+        cache = rollout_bytes(base_model.config, rollouts, dtype)
+        sampling = cache + whole_bytes(size, launched)
+    step = measure_step(base_model.config, shape, adapter, launched)
     return MemoryPlan(
         **parts,
         step=step,
         rollouts=sampling,
         vllm=vllm,
-        process=process_bytes(trainer) if cpu else 0,
-        heap=int(_HEAP * step.total) if cpu else 0,
+        process=process_bytes(trainer) if on_cpu else 0,
+        heap=int(_HEAP_SHARE * step.total) if on_cpu else 0,
     )
 
 
 def process_bytes(trainer: Any) -> int:
     """Bytes that this process holds besides the weights of its models, and will hold later."""
-    models = [trainer.model, getattr(trainer, "ref_model", None)]
-    held = sum(
-        tensor.nbytes
-        for model in models
-        if model is not None
-        for tensor in (*model.parameters(), *model.buffers())
-    )
-    return max(psutil.Process().memory_info().rss - held, 0) + _LATER
+    model_bytes = 0
+    for model in (trainer.model, getattr(trainer, "ref_model", None)):
+        if model is not None:
+            model_bytes += sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    return max(psutil.Process().memory_info().rss - model_bytes, 0) + _LATER_BYTES
 
 
 def whole_bytes(size: ModelSize, launched: Launched) -> int:
-    """Of the weights that a process gathers to sample by itself."""
+    """Bytes of the weights that a process gathers to sample by itself; 0 where it has them."""
     if launched.sharding in ("none", "zero2"):
         return 0
-    return (4 if launched.precision == "fp32" else 2) * size.parameters
+    parameter_bytes = 4 if launched.precision == "fp32" else 2
+    return parameter_bytes * size.parameters
 
 
 def device_bytes(device: torch.device) -> int:
-    """All memory of a GPU, or of the machine."""
+    """Bytes of memory of a GPU, or of the machine where the device is its CPU."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return psutil.virtual_memory().total
 
 
 def device_room(device: torch.device, plan: MemoryPlan) -> int:
-    """Bytes that a process may have on a device; what it has loaded by now is part of the plan."""
+    """Bytes that a process may hold on a device, those that it holds by now included."""
     if device.type == "cuda":
         return device_bytes(device)
+    # weights and libraries are loaded by now, and part of the plan
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return psutil.virtual_memory().available // processes + plan.weights + plan.process
 
 
 def memory_line(plan: MemoryPlan, room: int) -> tuple[str, str]:
-    """The plan's line; parts below a hundredth of the peak are left out.
+    """Line about the peak and its parts; parts below a hundredth of the peak are left out.
+
+    Args:
+        room: bytes that the process may hold.
 
     Raises:
         ConfigError: the peak does not fit.
     """
-    parts = sorted(((n, name) for name, n in plan.parts.items()), reverse=True)
-    shown = ", ".join(f"{name} {n / GIB:.2f}" for n, name in parts if n > plan.peak / 100)
-    text = f"{plan.peak / GIB:.3f} of {room / GIB:.1f} GiB a process at the most: {shown}"
+    parts = sorted(((size, name) for name, size in plan.parts.items()), reverse=True)
+    large_parts = [f"{name} {size / GIB:.2f}" for size, name in parts if size > plan.peak / 100]
+    text = (
+        f"{plan.peak / GIB:.3f} of {room / GIB:.1f} GiB a process at the most: "
+        f"{', '.join(large_parts)}"
+    )
     if plan.peak <= room:
         return "memory", text
     raise ConfigError(

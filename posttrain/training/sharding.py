@@ -116,7 +116,8 @@ def _deepspeed_state(model: nn.Module, *, keep: bool) -> dict[str, torch.Tensor]
     adapted = isinstance(model, PeftModel)
     for name, parameter in model.named_parameters():
         if adapted and not parameter.requires_grad:
-            continue  # an adapter is saved without its base
+            # an adapter is saved without its base
+            continue
         # the optimiser holds nothing of a frozen parameter
         master = safe_get_full_fp32_param(parameter) if parameter.requires_grad else None
         with zero.GatheredParameters([parameter], enabled=master is None):

@@ -1,12 +1,12 @@
 """Bytes of weights and gradients that come and go in a step, by how parameters are sharded.
 
-    shards = make_shards(model, plain, launched, accumulated=False)
+    shards = make_shards(model, base_model, launched, accumulated=False)
     shards.use(weight)           in the order of the forward and the backward pass
-    shards.add_gradient(weight)  when its gradient is whole
+    shards.add_gradient(weight)  when its gradient is complete
     shards.gathered, shards.gradients
 
-They follow the sources of PyTorch 2.13 (`torch.distributed.fsdp._fully_shard`), accelerate 1.15
-(`fsdp2_prepare_model`) and DeepSpeed 0.19 (`runtime/zero`), with DeepSpeed's default sizes.
+The classes follow the sources of PyTorch 2.13 (`torch.distributed.fsdp._fully_shard`), accelerate
+1.15 (`fsdp2_prepare_model`) and DeepSpeed 0.19 (`runtime/zero`), with DeepSpeed's default sizes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,23 @@ import torch
 from posttrain.models.load import parameter_count
 from posttrain.training.launch import Launched
 
-# DeepSpeed's defaults, in numbers: a bucket of gradients, parameters gathered at a time, those
-# fetched ahead, and those that an optimiser step of ZeRO-3 updates at a time
-BUCKET, GATHERED, FETCHED, UPDATED = 500_000_000, 1_000_000_000, 50_000_000, 1_000_000_000
+# DeepSpeed's defaults, in elements
+BUCKET = 500_000_000  # gradients that are reduced together
+GATHERED = 1_000_000_000  # parameters gathered at a time
+FETCHED = 50_000_000  # parameters gathered ahead of their use
+UPDATED = 1_000_000_000  # parameters that an optimiser step of ZeRO-3 updates at a time
 
 
 class Shards:
-    """Whole weights and gradients in every process: one alone, or DDP.
+    """Whole weights and gradients in every process: a single process, or DDP.
+
+    Args:
+        accumulated: True if gradients of an earlier micro-batch exist before the step.
+        units: modules that FSDP 2 gathers one after the other.
 
     Attributes:
-        gathered: bytes of weights and gradients of other processes, and of buckets.
-        gradients: bytes that this process keeps.
+        gathered: Bytes of weights and gradients of other processes, and of buckets.
+        gradients: Bytes of gradients that this process keeps.
     """
 
     def __init__(
@@ -41,54 +47,59 @@ class Shards:
         units: Sequence[torch.nn.Module] = (),
     ) -> None:
         self.parameters = list(model.parameters())
-        self.processes, self.on_cpu = launched.world_size, launched.device == "cpu"
-        self.number = 4 if launched.precision == "fp32" else 2
-        self.all = sum(parameter_count(p) for p in self.parameters)
+        self.processes = launched.world_size
+        self.on_cpu = launched.device == "cpu"
+        self.element_bytes = 4 if launched.precision == "fp32" else 2
+        self.total = sum(parameter_count(p) for p in self.parameters)
         self.trained = sum(parameter_count(p) for p in self.parameters if p.requires_grad)
         self.accumulated = accumulated
-        self.gathered = self.gradients = 0
+        self.gathered = 0
+        self.gradients = 0
         self._begin(units)
 
     def _begin(self, units: Sequence[torch.nn.Module]) -> None:
-        held = sum(p.nbytes for p in self.parameters if p.requires_grad)
+        """Set the bytes before the first operation of the step."""
+        gradient_bytes = sum(p.nbytes for p in self.parameters if p.requires_grad)
         # DDP reduces copies of the gradients, and keeps them
-        self.gathered = held if self.processes > 1 else 0
-        self.gradients = held if self.accumulated else 0
+        self.gathered = gradient_bytes if self.processes > 1 else 0
+        self.gradients = gradient_bytes if self.accumulated else 0
 
     def use(self, weight: torch.nn.Parameter) -> None:
-        """A weight goes into an operation."""
+        """Note that an operation reads this weight."""
 
     def add_gradient(self, weight: torch.nn.Parameter) -> int:
-        """A gradient is whole; where it is kept is counted from now on.
+        """Note that the gradient of this weight is complete, and count it from now on.
 
         Returns:
-            Bytes besides, for this moment.
+            Further bytes at this moment alone.
         """
         if not self.accumulated:
             self.gradients += weight.nbytes
         return 0
 
     def update(self) -> int:
-        """The optimiser updates the weights.
+        """Note that the optimiser updates the weights.
 
         Returns:
-            Bytes besides, for this moment.
+            Further bytes at this moment alone.
         """
         return 0
 
 
 class Zero2(Shards):
-    """Gradients are copied to a bucket; each process keeps its part of their sum."""
+    """ZeRO-2: gradients are copied to a bucket, and each process keeps its part of their sum."""
 
     def _begin(self, units: Sequence[torch.nn.Module]) -> None:
-        # on a CPU memory that nothing was written to does not count
-        self.gathered = 0 if self.on_cpu else self.number * BUCKET
-        self.gradients = self.number * self.trained // self.processes if self.accumulated else 0
+        # on a CPU an empty bucket takes nothing: memory counts once it is written to
+        self.gathered = 0 if self.on_cpu else self.element_bytes * BUCKET
+        self.gradients = 0
+        if self.accumulated:
+            self.gradients = self.element_bytes * self.trained // self.processes
 
     def add_gradient(self, weight: torch.nn.Parameter) -> int:
-        n = self.number * parameter_count(weight)
-        self.gathered = min(self.gathered + n, self.number * BUCKET)
-        self.gradients += n // self.processes
+        gradient_bytes = self.element_bytes * parameter_count(weight)
+        self.gathered = min(self.gathered + gradient_bytes, self.element_bytes * BUCKET)
+        self.gradients += gradient_bytes // self.processes
         return 0
 
     def update(self) -> int:
@@ -97,20 +108,28 @@ class Zero2(Shards):
 
 
 class Zero3(Shards):
-    """Weights are gathered ahead and, up to a limit, stay until their last use in the backward
-    pass. A bucket of gradients and the process's own part are there at all times."""
+    """ZeRO-3: weights are gathered ahead and, up to a limit, stay until their last use in the
+    backward pass.
+
+    A bucket of gradients and the process's part of their sum exist at all times.
+    """
 
     def _begin(self, units: Sequence[torch.nn.Module]) -> None:
         self.bucket = min(BUCKET, self.trained) if self.on_cpu else BUCKET
-        self.gradients = self.number * self.trained // self.processes
+        self.gradients = self.element_bytes * self.trained // self.processes
         self.used: set[int] = set()
-        self.here = self.filled = self.summed = 0
+        # elements: of gathered weights, of gradients in the bucket, of gradients reduced so far
+        self.gathered_count = 0
+        self.bucket_count = 0
+        self.reduced_count = 0
         self._gather(0)
 
     def _gather(self, change: int) -> None:
-        self.here += change
-        here = min(GATHERED, self.all - self.summed, self.here + FETCHED)
-        self.gathered = self.number * (self.bucket + here)
+        """Gather `change` more elements, or release them where it is negative."""
+        self.gathered_count += change
+        with_fetched = self.gathered_count + FETCHED
+        gathered_count = min(GATHERED, self.total - self.reduced_count, with_fetched)
+        self.gathered = self.element_bytes * (self.bucket + gathered_count)
 
     def use(self, weight: torch.nn.Parameter) -> None:
         if id(weight) not in self.used:
@@ -119,78 +138,107 @@ class Zero3(Shards):
 
     def add_gradient(self, weight: torch.nn.Parameter) -> int:
         self.use(weight)
-        n = parameter_count(weight)
-        full = self.filled if self.filled + n > BUCKET else 0
-        self.filled += n - full
-        self.summed += n
-        self._gather(-n)
-        # a full bucket is copied in the order of the parts
-        return self.number * (self.filled if self.summed == self.trained else full)
+        count = parameter_count(weight)
+        copied_count = 0
+        if self.bucket_count + count > BUCKET:
+            copied_count = self.bucket_count
+        self.bucket_count += count - copied_count
+        self.reduced_count += count
+        self._gather(-count)
+        if self.reduced_count == self.trained:
+            copied_count = self.bucket_count
+        # a bucket that is reduced is copied first, into the order of the processes' parts
+        return self.element_bytes * copied_count
 
     def update(self) -> int:
-        self.gathered = self.number * self.bucket
+        self.gathered = self.element_bytes * self.bucket
         return 4 * min(self.trained // self.processes, UPDATED)
 
 
 class Fsdp2(Shards):
-    """Units are gathered one after another: each layer, the embedding where it is not tied, and the
-    rest, which stays from its first use to the end of its backward pass."""
+    """FSDP 2: units are gathered one after another.
+
+    Units are the layers, the embedding where it is not tied, and last the root unit with all other
+    weights, which stays gathered from its first use to the end of its backward pass.
+    """
 
     def _begin(self, units: Sequence[torch.nn.Module]) -> None:
-        inside = {id(p): unit for unit, module in enumerate(units) for p in module.parameters()}
-        self.rest = len(units)
-        self.unit_of = {id(p): inside.get(id(p), self.rest) for p in self.parameters}
-        self.weights, self.trained_in = [0] * (self.rest + 1), [0] * (self.rest + 1)
-        for p in self.parameters:
-            n, unit = self.number * parameter_count(p), self.unit_of[id(p)]
-            self.weights[unit] += n
-            self.trained_in[unit] += n if p.requires_grad else 0
+        self.root = len(units)
+        self.unit_of = {id(p): self.root for p in self.parameters}
+        for unit, module in enumerate(units):
+            self.unit_of |= {id(p): unit for p in module.parameters()}
+        # bytes of each unit's weights, and of its gradients
+        self.weight_bytes = [0] * (self.root + 1)
+        self.gradient_bytes = [0] * (self.root + 1)
+        for parameter in self.parameters:
+            size = self.element_bytes * parameter_count(parameter)
+            unit = self.unit_of[id(parameter)]
+            self.weight_bytes[unit] += size
+            if parameter.requires_grad:
+                self.gradient_bytes[unit] += size
+        # units in the order of their first use
         self.order: list[int] = []
-        self.resting = self.reduced = self.reducing = 0
-        self.summing = self.rest
+        # bytes of the root unit while it is gathered
+        self.root_gathered = 0
+        # bytes of a unit's gradients that are being reduced, and of those collected for the next
+        # reduction
+        self.reduced = 0
+        self.collected = 0
+        self.collecting_unit = self.root
         # summed and kept in float32
         self.gradients = 4 * self.trained // self.processes if self.accumulated else 0
 
     def _gather(self, unit: int) -> None:
-        at = self.order.index(unit)
+        """Count the bytes while this unit is gathered."""
+        index = self.order.index(unit)
         if torch._C._current_graph_task_id() == -1:
-            # the flat copy of a unit stays until the next one's is there
-            flat = self.weights[unit]
+            # forward: the flat copy of a unit stays until the next unit's exists
+            flat_copy = self.weight_bytes[unit]
         else:
-            # in the backward pass the next unit is fetched ahead
-            ahead = self.order[at - 1] if at and unit != self.rest else self.rest
-            flat = 0 if ahead == self.rest else self.weights[ahead]
-        own = self.resting if unit == self.rest else self.weights[unit] + self.resting
-        self.gathered = own + flat + self.reduced + self.reducing
+            # backward: the next unit is fetched ahead
+            next_unit = self.order[index - 1] if index and unit != self.root else self.root
+            flat_copy = 0 if next_unit == self.root else self.weight_bytes[next_unit]
+        weights = self.root_gathered
+        if unit != self.root:
+            weights += self.weight_bytes[unit]
+        self.gathered = weights + flat_copy + self.reduced + self.collected
 
     def use(self, weight: torch.nn.Parameter) -> None:
         unit = self.unit_of[id(weight)]
         if unit not in self.order:
             self.order.append(unit)
-            if unit == self.rest:
-                self.resting = self.weights[unit]
+            if unit == self.root:
+                self.root_gathered = self.weight_bytes[unit]
         self._gather(unit)
 
     def add_gradient(self, weight: torch.nn.Parameter) -> int:
         self.use(weight)
-        n, unit = parameter_count(weight), self.unit_of[id(weight)]
+        count = parameter_count(weight)
+        unit = self.unit_of[id(weight)]
         if not self.accumulated:
-            self.gradients += 4 * n // self.processes
-        if unit != self.summing:  # parameters of the unit before may have no gradient
+            self.gradients += 4 * count // self.processes
+        if unit != self.collecting_unit:
+            # parameters of the unit before have no gradient, so that its reduction is still due
             self._reduce()
-            self.summing = unit
-        self.reducing += self.number * n
-        besides = self._reduce() if self.reducing == self.trained_in[unit] else 0
+            self.collecting_unit = unit
+        self.collected += self.element_bytes * count
+        copied = self._reduce() if self.collected == self.gradient_bytes[unit] else 0
         self._gather(unit)
-        return besides
+        return copied
 
     def _reduce(self) -> int:
-        """Copy a unit's gradients, where those of the unit before were."""
-        besides = max(self.reducing - self.reduced, 0)
-        if self.reducing:
-            self.reduced, self.reducing = self.reducing, 0
-            self.resting *= self.summing != self.rest
-        return besides
+        """Reduce the collected gradients of a unit, in a copy that takes the place of the last one.
+
+        Returns:
+            Bytes that the copy takes beyond the last one, at this moment alone.
+        """
+        growth = max(self.collected - self.reduced, 0)
+        if self.collected:
+            self.reduced = self.collected
+            self.collected = 0
+            if self.collecting_unit == self.root:
+                self.root_gathered = 0
+        return growth
 
     def update(self) -> int:
         self.gathered = 0
@@ -198,20 +246,21 @@ class Fsdp2(Shards):
 
 
 def make_shards(
-    model: torch.nn.Module, plain: Any, launched: Launched, *, accumulated: bool
+    model: torch.nn.Module, base_model: Any, launched: Launched, *, accumulated: bool
 ) -> Shards:
-    """Shards of a model as its launcher places it.
+    """Shards of a model in the launcher's kind of sharding.
 
     Args:
-        plain: the model without an adapter around it.
-        accumulated: gradients of an earlier micro-batch are there.
+        base_model: the model without an adapter around it.
+        accumulated: True if gradients of an earlier micro-batch exist before the step.
     """
     if not launched.sharding.startswith("fsdp"):
-        kind = {"zero2": Zero2, "zero3": Zero3}.get(launched.sharding, Shards)
-        return kind(model, launched, accumulated=accumulated)
-    kinds = set(plain._no_split_modules or ())
-    units = [module for module in plain.modules() if type(module).__name__ in kinds]
-    embedding = plain.get_input_embeddings()
-    if plain.get_output_embeddings().weight is not embedding.weight:
+        shards_class = {"zero2": Zero2, "zero3": Zero3}.get(launched.sharding, Shards)
+        return shards_class(model, launched, accumulated=accumulated)
+    # the layers, as accelerate finds them
+    layer_names = set(base_model._no_split_modules or ())
+    units = [module for module in base_model.modules() if type(module).__name__ in layer_names]
+    embedding = base_model.get_input_embeddings()
+    if base_model.get_output_embeddings().weight is not embedding.weight:
         units.insert(0, embedding)
     return Fsdp2(model, launched, accumulated=accumulated, units=units)

@@ -1,5 +1,7 @@
-"""The training stage that every method shares: open the output directory, prepare, plan, train,
-finish. While a run trains, `resume/` in its output directory holds the checkpoints."""
+"""Training stage that every method shares: open the output directory, prepare, plan, train, finish.
+
+While a run trains, `resume/` in its output directory holds the checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -265,7 +267,8 @@ class TrainingStage(ABC, Generic[Recipe, T]):
     def _announce(self, *lines: str) -> Path:
         """Print the lines and the path of the page, and return the output directory."""
         print(*lines, sep="\n")
-        if (page := self.page) is not None:
+        page = self.page
+        if page is not None:
             write_page(lambda: print(page.write_finished()))
         return self.out
 
@@ -319,7 +322,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             gather_head(trainer.base_model)
         preflight = self.check(trainer, special, launched)
         if trainer.sharded:
-            # a sharded model cannot run before the trainer has placed it
+            # a sharded model cannot run before the trainer has placed it on its devices
             trainer.on_placed = lambda: self._after_placement(trainer, launched)
             probe = Preflight([("probe", "when the shards are placed")], {})
         else:
@@ -395,7 +398,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         """Print the plan on the main process; raise if memory or disk is too small."""
         trainer = prepared.trainer
         size = model_size(trainer.model)
-        # comes first: a run that does not fit is refused before a slice of it is timed
+        # first, so that a run that does not fit is refused before a slice of it is timed
         memory = memory_line(prepared.memory, device_room(trainer.args.device, prepared.memory))
         method_lines, disk = self.plan(prepared, size, measure=measure and not trainer.sharded)
         shared_lines = [
@@ -511,7 +514,7 @@ class DataStage(TrainingStage[WithData, T]):
 
     def identity(self) -> dict[str, Any]:
         """Config that identifies the run: the recipe, with inputs by digest and without paths."""
-        # `few_pairs` changes nothing more: the batch and steps that it chose are in the recipe
+        # without `few_pairs`, since the batch and steps that it chose are in the recipe
         excluded = {"out", "data", "reference_cache", "few_pairs"}
         config = self.recipe.model_dump(mode="json", exclude=excluded)
         config["data_digest"] = self.data.digest

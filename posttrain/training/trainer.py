@@ -2,7 +2,8 @@
 and saving the model.
 
 A trained model is saved as plain transformers reads it. With an adapter, the adapter goes to
-`adapter/` and the directory itself holds the merged model."""
+`adapter/` and the directory itself holds the merged model.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ class Resumable(Trainer):
         return self.model
 
     def use_cpu_heads(self, *models: Any, temperature: float = 1.0) -> None:
-        """On a CPU without sharding, have these models score trained positions only."""
+        """Make models score trained positions only, if this is a CPU without sharding."""
         unsharded = self.accelerator.distributed_type in ("NO", "MULTI_CPU")
         if not unsharded or self.args.device.type != "cpu":
             return
@@ -191,7 +192,7 @@ class Resumable(Trainer):
             self.model.activation_checkpointing_disable()
 
     def checked_scale(self, loss: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        """The loss, which checks in the first step that the trainer multiplies it by `scale`."""
+        """Return the loss, whose gradient in the first step is checked to be scaled by `scale`."""
         past_first_step = self.state.global_step > self._initial_global_step
         # fp16 multiplies the loss by a moving factor of its own
         if past_first_step or self.args.fp16:
@@ -253,8 +254,11 @@ class Resumable(Trainer):
         state = self.accelerator.unwrap_model(self.model).state_dict()
         missing = set(load_result.missing_keys)
         # a tied weight is stored once, under its other name
-        loaded = {tensor.data_ptr() for name, tensor in state.items() if name not in missing}
-        lost = sorted(name for name in missing if state[name].data_ptr() not in loaded)
+        loaded_addresses: set[int] = set()
+        for name, tensor in state.items():
+            if name not in missing:
+                loaded_addresses.add(tensor.data_ptr())
+        lost = sorted(name for name in missing if state[name].data_ptr() not in loaded_addresses)
         if lost or load_result.unexpected_keys:
             raise DataError(
                 f"a checkpoint in {self.args.output_dir} does not hold this model's weights: it "
@@ -289,7 +293,7 @@ def score_labels(
     """Run the model and read fields of the fused head's output, such as `log_probs`.
 
     Args:
-        options: more arguments of the head.
+        options: further arguments of the head.
 
     Returns:
         One tensor per field, `[rows, columns - 1]`: the value at each label from the second column

@@ -96,3 +96,11 @@ def test_the_generated_reference_has_every_stage_with_its_keys():
     assert {Path(path).stem for path in pages} == {"stages", *with_recipe}
     assert "**`model.path`**" in pages["reference/stages/sft.md"]
     assert all(f"`{stage}`" in pages["reference/stages.md"] for stage in STAGES)
+
+
+def test_the_page_of_what_ran_is_that_of_the_evidence():
+    made = runpy.run_path(str(ROOT / "docs" / "_generate.py"))
+    evidence = (ROOT / "docs/evidence/benchmarks.md").read_text("utf-8")
+    assert made["WHAT_RAN"].read_text("utf-8") == made["what_ran"](evidence)
+    with pytest.raises(ValueError, match="no stage 'sift' or no place 'moon'"):
+        made["what_ran"]("## A\n\n*Ran: sift on moon.*\n")

@@ -51,19 +51,22 @@ class Says:
 
 def test_lengths_count_tokens_or_characters_without_white_space_around():
     """An answer without reasoning has a reasoning of length 0."""
-    group = [completion(" 漢字 ", reasoning="hm  "), completion("abcd", reasoning="  ")]
+    group = [
+        completion(" 漢字 ", reasoning="hm  "),
+        completion("abcd", reasoning="  "),
+        completion("abc", reasoning="hm"),
+    ]
 
-    def penalties(unit: str) -> tuple[float | None, ...]:
-        length = LengthConfig.model_validate(
-            {**NO_LENGTH.model_dump(), "unit": unit, "absolute_penalty": 100.0}
-        )
-        rewards, parts = with_lengths([0.0, 0.0], group, length)
-        assert rewards == parts["absolute_penalty"]
-        return rewards
+    def weights(unit: str) -> list[float | None]:
+        """The shorter one of the group gets +0.5, the longer one −0.5; equal ones nothing."""
+        coefficients = {"reasoning_coefficient": 1.0, "answer_coefficient": 1.0, "unit": unit}
+        length = LengthConfig.model_validate({**NO_LENGTH.model_dump(), **coefficients})
+        _, parts = with_lengths([0.0] * 3, group, length)
+        return [*parts["reasoning_length"], *parts["answer_length"]]
 
-    assert penalties("characters") == (-(2.0 + 2.0), -(0.0 + 4.0))
-    # bytes, as the scripted tokenizer counts
-    assert penalties("tokens") == (-(4.0 + 8.0), -(2.0 + 4.0))
+    # characters: 2, 0, 2 and 2, 4, 3; bytes, as the scripted tokenizer counts: 4, 2, 2 and 8, 4, 3
+    assert weights("characters") == pytest.approx([-1 / 3, 2 / 3, -1 / 3, 0.5, -0.5, 0.0])
+    assert weights("tokens") == pytest.approx([-2 / 3, 1 / 3, 1 / 3, -0.6, 0.2, 0.4])
 
 
 def rewarded(
@@ -163,17 +166,22 @@ def test_every_part_is_told_apart_and_they_add_up():
         completion(answer, index=k, reasoning="r" * long)
         for k, (long, answer) in enumerate(lengths)
     ]
-    length = LengthConfig(style_coefficient=0.1, absolute_penalty=2.0)
+    length = LengthConfig(style_coefficient=0.1)
     found = rewarded(judge_of(fair), rollouts, length=length)
     assert found.parts["base"] == (4.0, 2.0, 3.0, 1.0)
     # reasoning: w = 1/3, 1, 2/3, 0, mean 1/2; the shortest has a base below the gate: no bonus
     assert found.parts["reasoning_length"] == pytest.approx((-1 / 12, 0.25, 1 / 12, -0.25))
     assert found.parts["answer_length"] == pytest.approx((-0.25, 1 / 12, -1 / 12, 0.25))
     assert found.parts["reasoning_bonus"] == (0.0,) * 4
-    assert found.parts["absolute_penalty"] == pytest.approx((-0.68, -0.24, -0.46, -0.82))
     assert found.parts["reasoning_tokens"] == (30.0, 10.0, 20.0, 40.0)
-    parts = ("base", "reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus",
-             "style", "absolute_penalty")  # fmt: skip
+    parts = (
+        "base",
+        "reasoning_length",
+        "answer_length",
+        "reasoning_bonus",
+        "answer_bonus",
+        "style",
+    )
     for k, reward in enumerate(found.rewards):
         assert reward == pytest.approx(sum(found.parts[name][k] or 0.0 for name in parts))
 

@@ -105,7 +105,7 @@ FAILED = {
 @pytest.mark.parametrize("name", READ)
 def test_usual_spellings_are_read(name: str):
     body, expected = READ[name]
-    step = sampler()._step(json.loads(json.dumps(body)), request())
+    step = sampler()._read_answer(json.loads(json.dumps(body)), request())
     parsed = step.parsed
     assert (parsed.reasoning, parsed.answer, parsed.tool_calls) == expected
     assert step.prompt_tokens in (2, 3)  # counted here where the server does not
@@ -140,7 +140,7 @@ def test_an_answer_is_the_same_from_text_from_ids_and_in_process(template: str, 
         opened = {"prompt_token_ids": encode(["<|im_start|>assistant\n<think>\n"])[0]}
         for body in (parsed_by_server, left_inline, with_ids | opened):
             count = lambda text: len(encode([text])[0])  # noqa: E731 - one line says it
-            step = sampler(server="vllm", reader=reader, count=count)._step(body, request())
+            step = sampler(server="vllm", reader=reader, count=count)._read_answer(body, request())
             assert step.parsed == truth.parsed
             assert step.reasoning_tokens == truth.reasoning_tokens
             assert step.answer_tokens == truth.answer_tokens
@@ -148,17 +148,19 @@ def test_an_answer_is_the_same_from_text_from_ids_and_in_process(template: str, 
 
 def test_token_ids_are_asked_only_of_a_server_that_gives_them_and_where_they_can_be_read():
     reader = reader_of("nemotron_3_nano")
-    assert sampler(server="vllm", reader=reader)._body(request())["return_token_ids"] is True
-    assert "return_token_ids" not in sampler(server="any", reader=reader)._body(request())
-    assert "return_token_ids" not in sampler(server="vllm")._body(request())
+    assert (
+        sampler(server="vllm", reader=reader)._request_body(request())["return_token_ids"] is True
+    )
+    assert "return_token_ids" not in sampler(server="any", reader=reader)._request_body(request())
+    assert "return_token_ids" not in sampler(server="vllm")._request_body(request())
 
 
 def test_reasoning_that_the_server_counts_as_none_is_counted_here():
     usage = USAGE | {"completion_tokens_details": {"reasoning_tokens": 0}}
     body = answer({"content": "x", "reasoning": "four"}) | {"usage": usage}
-    assert sampler()._step(body, request()).reasoning_tokens == 4
+    assert sampler()._read_answer(body, request()).reasoning_tokens == 4
     with pytest.raises(RequestFailed, match="name the checkpoint"):
-        sampler(count=None)._step(body, request())
+        sampler(count=None)._read_answer(body, request())
 
 
 def test_an_answer_that_a_limit_cut_has_the_tokens_that_the_server_counted():
@@ -167,28 +169,28 @@ def test_an_answer_that_a_limit_cut_has_the_tokens_that_the_server_counted():
     cut["usage"] = USAGE | {"completion_tokens": 4}
     whole = cut | {"choices": [cut["choices"][0] | {"finish_reason": "stop"}]}
     reading = sampler(reader=reader_of("nemotron_3_nano"))
-    assert reading._step(cut, request()).answer_tokens == 4
-    assert reading._step(whole, request()).answer_tokens == len("has $1")
+    assert reading._read_answer(cut, request()).answer_tokens == 4
+    assert reading._read_answer(whole, request()).answer_tokens == len("has $1")
 
 
 def test_an_answer_that_the_servers_parser_took_out_is_a_failure():
     # vLLM's parsers drop a call where no tool was declared
     gone = answer({"content": None}) | {"usage": USAGE | {"completion_tokens": 16}}
     with pytest.raises(RequestFailed, match="16 tokens, and its answer holds none"):
-        sampler(reader=reader_of("nemotron_3_nano"))._step(gone, request())
+        sampler(reader=reader_of("nemotron_3_nano"))._read_answer(gone, request())
 
 
 def test_a_trace_that_a_limit_cuts_is_named_and_a_break_before_a_call_is_no_answer():
     body = answer({"content": None, "reasoning": "so"}, finish_reason="length")
-    assert sampler()._step(body, request()).parsed.problems == ("unclosed_think",)
+    assert sampler()._read_answer(body, request()).parsed.problems == ("unclosed_think",)
     body = answer({"content": "\nLet me see.\n", "reasoning": "so\n", "tool_calls": [call("{}")]})
-    parsed = sampler()._step(body, request()).parsed
+    parsed = sampler()._read_answer(body, request()).parsed
     assert (parsed.reasoning, parsed.answer) == ("so", "Let me see.")
 
 
 @pytest.mark.parametrize("name", MALFORMED)
 def test_a_call_that_cannot_be_read_stays_as_text_and_is_named(name: str):
-    parsed = sampler()._step(MALFORMED[name], request()).parsed
+    parsed = sampler()._read_answer(MALFORMED[name], request()).parsed
     assert parsed.tool_calls == ()
     assert parsed.problems == ("malformed_call",)
     assert '"c"' in parsed.answer
@@ -196,28 +198,28 @@ def test_a_call_that_cannot_be_read_stays_as_text_and_is_named(name: str):
 
 def test_without_a_counter_what_the_server_does_not_count_is_a_failure():
     with pytest.raises(RequestFailed, match="name the checkpoint"):
-        sampler(count=None)._step(answer({"content": "x"}) | {"usage": None}, request())
+        sampler(count=None)._read_answer(answer({"content": "x"}) | {"usage": None}, request())
     traced = answer({"content": "x", "reasoning": "r"})
     with pytest.raises(RequestFailed, match="name the checkpoint"):
-        sampler(count=None)._step(traced, request())
+        sampler(count=None)._read_answer(traced, request())
     # where nobody needs the parts the whole is counted
-    step = sampler(count=None, parts=False)._step(traced, request())
+    step = sampler(count=None, parts=False)._read_answer(traced, request())
     assert (step.parsed.reasoning, step.reasoning_tokens, step.answer_tokens) == ("r", 0, 12)
     traced["usage"] = USAGE | {"completion_tokens_details": {"reasoning_tokens": 10}}
-    step = sampler(count=None, parts=False)._step(traced, request())
+    step = sampler(count=None, parts=False)._read_answer(traced, request())
     assert (step.reasoning_tokens, step.answer_tokens) == (10, 2)
 
 
 def test_without_a_finish_reason_the_count_says_whether_a_limit_ended_it():
     usage = USAGE | {"completion_tokens": 64}
     body = answer({"content": "x"}, finish_reason=None) | {"usage": usage}
-    assert sampler()._step(body, request()).finish == "length"
+    assert sampler()._read_answer(body, request()).finish == "length"
 
 
 def test_the_servers_count_of_cached_tokens_is_kept():
     for details, cached in (({"cached_tokens": 2}, 2), (None, None), ({}, None), ([2], None)):
         body = answer({"content": "x"}) | {"usage": USAGE | {"prompt_tokens_details": details}}
-        assert sampler()._step(body, request()).cached_tokens == cached
+        assert sampler()._read_answer(body, request()).cached_tokens == cached
 
 
 _values = st.recursive(
@@ -240,7 +242,7 @@ _values = st.recursive(
 def test_no_answer_ends_the_run(message: Any, usage: Any):
     body = {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
     try:
-        assert isinstance(sampler()._step(body, request()), Step)
+        assert isinstance(sampler()._read_answer(body, request()), Step)
     except RequestFailed as error:
         str(error).encode()
 
@@ -260,20 +262,22 @@ TURNS = (
 @pytest.mark.parametrize("server", ["any", "openai"])
 def test_a_request_holds_standard_fields_alone(server: str):
     tools = '[{"type":"function","function":{"name":"f","parameters":{}}}]'
-    body = sampler(server=server)._body(request(tools=tools) if server == "any" else request())
+    body = sampler(server=server)._request_body(
+        request(tools=tools) if server == "any" else request()
+    )
     assert set(body) <= STANDARD
     assert ("max_tokens" in body) == (server == "any")
-    rows = sampler(server=server)._body(Request(TURNS, None, True, Parameters(), seed=1))
+    rows = sampler(server=server)._request_body(Request(TURNS, None, True, Parameters(), seed=1))
     assert all(set(row) <= IN_MESSAGES for row in rows["messages"])
     with pytest.raises(ConfigError, match="kind: completions"):
-        sampler(server=server)._body(request(reasoning_budget=5))
+        sampler(server=server)._request_body(request(reasoning_budget=5))
     with pytest.raises(ConfigError, match="top_k"):
-        sampler(server=server)._body(request(parameters=Parameters(top_k=5)))
+        sampler(server=server)._request_body(request(parameters=Parameters(top_k=5)))
 
 
 def test_a_server_that_takes_more_gets_more():
     vllm = sampler(server="vllm", thinking="enable_thinking")
-    body = vllm._body(Request(TURNS, None, False, Parameters(top_k=5), seed=1))
+    body = vllm._request_body(Request(TURNS, None, False, Parameters(top_k=5), seed=1))
     assert body["chat_template_kwargs"] == {"enable_thinking": False}
     assert (body["top_k"], body["messages"][1]["reasoning"]) == (5, "hm")
     assert body["messages"][2]["name"] == "f"
@@ -288,13 +292,13 @@ def test_thinking_is_switched_as_the_server_spells_it_or_stays_as_it_is():
     }
     for switch, fields in switches.items():
         one = sampler(thinking=switch)
-        on, off = one._body(request()), one._body(request(thinking=False))
+        on, off = one._request_body(request()), one._request_body(request(thinking=False))
         assert fields.items() <= off.items()
         assert on != off
     one = sampler()
-    assert one._body(request()).keys() <= STANDARD
+    assert one._request_body(request()).keys() <= STANDARD
     with pytest.raises(ConfigError, match=r"backend\.thinking: fixed"):
-        one._body(request(thinking=False))
+        one._request_body(request(thinking=False))
 
 
 def test_every_request_has_its_generation_and_those_that_nobody_can_read_an_error():

@@ -1,4 +1,4 @@
-"""Every family of the tiny world by name; adding one changes the tokenizer and every checkpoint."""
+"""Families of the tiny world by name; a new one changes the tokenizer and every checkpoint."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from data_builders.tiny_world.drafts import (
     Draft,
     ItemDraw,
     Transcript,
-    worded,
-    worked_out,
+    pick_wording,
+    reasoned_draft,
 )
 from data_builders.tiny_world.families.working import add_steps
 
@@ -36,21 +36,27 @@ LOOKUPS_TASKS = {1: "one", 2: "compare", 3: "total"}
 
 
 def shop(rng: random.Random) -> dict[str, Any]:
-    """A small shop: every fact about four things; no two prices and no two stocks are equal."""
-    things = [f"{rng.choice(COLOURS)} {thing}" for thing in rng.sample(THINGS, 4)]
-    prices, stocks = rng.sample(range(11, 100), 4), rng.sample(range(11, 100), 4)
+    """Draw a small shop: fact → item → value for four items.
+
+    No two prices and no two stocks are equal, so that every comparison has one answer.
+    """
+    items = [f"{rng.choice(COLOURS)} {thing}" for thing in rng.sample(THINGS, 4)]
+    prices = rng.sample(range(11, 100), 4)
+    stocks = rng.sample(range(11, 100), 4)
     return {
-        "price": dict(zip(things, prices, strict=True)),
-        "stock": dict(zip(things, stocks, strict=True)),
-        "owner": {thing: rng.choice(PEOPLE) for thing in things},
-        "city": {thing: rng.choice(CITIES) for thing in things},
+        "price": dict(zip(items, prices, strict=True)),
+        "stock": dict(zip(items, stocks, strict=True)),
+        "owner": {item: rng.choice(PEOPLE) for item in items},
+        "city": {item: rng.choice(CITIES) for item in items},
     }
 
 
-def _conclude(task: str, a: str, b: str, results: list[str]) -> tuple[str, list[str]]:
+def _conclude_lookups(task: str, a: str, b: str, results: list[str]) -> tuple[str, list[str]]:
+    """Gold answer and steps of the reasoning that follow from the results of the look-ups."""
     if task == "one":
         return results[0], [results[0]]
-    left, right = int(results[0]), int(results[1])
+    left = int(results[0])
+    right = int(results[1])
     if task == "compare":
         winner = a if left > right else b
         return winner, [f"{a} {left} {b} {right}", f"{max(left, right)} is {winner}"]
@@ -67,26 +73,35 @@ def lookups(draw: ItemDraw) -> Draft:
     rng = draw.rng
     task = LOOKUPS_TASKS[min(draw.difficulty, 3)]
     state = shop(rng)
+    # only the first two facts are numbers, which can be compared and added
     fact = rng.choice(FACTS if task == "one" else FACTS[:2])
     a, b = rng.sample(sorted(state["price"]), 2)
-    requested = [a] if task == "one" else [a, b]
-    other = rng.choice([name for name in FACTS if name != fact])
-    names = [f"get_{fact}", f"get_{other}"]
-    rng.shuffle(names)
-    key = f"lookup {fact} {' '.join(requested)}"
-    question = worded(draw, LOOKUPS_WORDINGS[task], f=fact, a=a, b=b)
+    requested_items = [a] if task == "one" else [a, b]
+    unneeded_fact = rng.choice([name for name in FACTS if name != fact])
+    tool_names = [f"get_{fact}", f"get_{unneeded_fact}"]
+    rng.shuffle(tool_names)
+    key = f"lookup {fact} {' '.join(requested_items)}"
+    question = pick_wording(draw, LOOKUPS_WORDINGS[task], f=fact, a=a, b=b)
     if not draw.with_tools:
-        steps, about = [f"no tool for {fact}"], {"key": key, "task": task, "question": question}
-        opening = f"{fact} of {a}."
-        return worked_out(draw, steps, "unknown", opening=opening, grading="unknown", **about)
-    script, tool = Transcript(draw, state, tools=names), f"get_{fact}"
-    results = [
-        script.call(tool, {"item": thing}, f"{tool} {thing}", opening=f"{fact} of {thing}.")
-        for thing in requested
-    ]
-    gold, steps = _conclude(task, a, b, results)
-    script.answer(gold, "\n".join(steps))
-    return script.draft(key=key, task=task, question=question, gold=gold)
+        return reasoned_draft(
+            draw,
+            [f"no tool for {fact}"],
+            "unknown",
+            opening=f"{fact} of {a}.",
+            grading="unknown",
+            key=key,
+            task=task,
+            question=question,
+        )
+    transcript = Transcript(draw, state, tools=tool_names)
+    tool = f"get_{fact}"
+    results: list[str] = []
+    for item in requested_items:
+        step = f"{tool} {item}"
+        results.append(transcript.call(tool, {"item": item}, step, opening=f"{fact} of {item}."))
+    gold, steps = _conclude_lookups(task, a, b, results)
+    transcript.answer(gold, "\n".join(steps))
+    return transcript.draft(key=key, task=task, question=question, gold=gold)
 
 
 # plans
@@ -102,7 +117,6 @@ PLANS_WORDINGS = {
         "Close every ticket of {name}, now in {city}.|{name} is in {city}. Close what {name} has."
     ),
 }
-CLOSED = {"status": "closed"}
 
 
 def plans(draw: ItemDraw) -> Draft:
@@ -115,58 +129,78 @@ def plans(draw: ItemDraw) -> Draft:
     rng = draw.rng
     task = rng.choice(("ordered", "move", "owner"))
     keys = sorted(str(key) for key in rng.sample(range(10, 100), 5))
-    names = rng.sample(PEOPLE, 2)
+    owner_pool = rng.sample(PEOPLE, 2)
     tickets: dict[str, dict[str, Any]] = {
-        key: {"owner": rng.choice(names), "status": "open"} for key in keys
+        key: {"owner": rng.choice(owner_pool), "status": "open"} for key in keys
     }
-    chosen = rng.sample(sorted(tickets), min(draw.difficulty, len(tickets)))
+    chosen_keys = rng.sample(sorted(tickets), min(draw.difficulty, len(tickets)))
     owners = {ticket["owner"] for ticket in tickets.values()}
+    # the new owner has no ticket yet, so that every move changes the state
     name = rng.choice([person for person in PEOPLE if person not in owners])
     city = rng.choice(CITIES)
     needs = ""
-    if task == "ordered" and len(chosen) > 1:
-        first, second = rng.sample(chosen, 2)
-        tickets[second]["needs"] = first
-        needs = f" {second} needs {first}."
+    if task == "ordered" and len(chosen_keys) > 1:
+        needed_key, blocked_key = rng.sample(chosen_keys, 2)
+        tickets[blocked_key]["needs"] = needed_key
+        needs = f" {blocked_key} needs {needed_key}."
     if task == "owner":
-        name = tickets[chosen[0]]["owner"]
-    about = {
-        "ordered": f"{' '.join(chosen)}{needs}",
-        "move": f"{' '.join(chosen)} {name}",
+        name = tickets[chosen_keys[0]]["owner"]
+    key_text = " ".join(chosen_keys)
+    content = {
+        "ordered": f"{key_text}{needs}",
+        "move": f"{key_text} {name}",
         "owner": f"{name} {city}",
     }[task]
-    words = {"x": " ".join(chosen), "needs": needs, "name": name, "city": city}
-    question = worded(draw, PLANS_WORDINGS[task], **words)
-    names = ["list_tickets", "set_status", "set_owner"]
-    rng.shuffle(names)
-    script = Transcript(draw, {"tickets": tickets}, tools=names)
-    _carry_out_plans(script, task, chosen=chosen, name=name)
-    script.answer("done", "all done")
-    return script.draft(
-        key=f"plan {task} {about}",
+    question = pick_wording(
+        draw, PLANS_WORDINGS[task], x=key_text, needs=needs, name=name, city=city
+    )
+    tool_names = ["list_tickets", "set_status", "set_owner"]
+    rng.shuffle(tool_names)
+    transcript = Transcript(draw, {"tickets": tickets}, tools=tool_names)
+    _carry_out_plan(transcript, task, chosen_keys=chosen_keys, name=name)
+    transcript.answer("done", "all done")
+    return transcript.draft(
+        key=f"plan {task} {content}",
         task=task,
         question=question,
         gold="done",
         grading="state",
-        gold_state=script.world.state,
+        gold_state=transcript.world.state,
     )
 
 
-def _carry_out_plans(script: Transcript, task: str, *, chosen: list[str], name: str) -> None:
-    """Make the calls of the reference, each with its reason."""
+def _carry_out_plan(
+    transcript: Transcript, task: str, *, chosen_keys: list[str], name: str
+) -> None:
+    """Make the calls of the reference, each with its reasoning.
+
+    Args:
+        chosen_keys: tickets of the question; for the task "owner" a call finds them.
+        name: new owner, or the one whose tickets are closed.
+    """
     if task == "owner":
         opening = f"tickets of {name}."
-        chosen = script.call(
+        listed = transcript.call(
             "list_tickets", {"owner": name}, f"list {name}", opening=opening, result="list"
-        ).split()
-    tickets = script.world.state["tickets"]
-    chosen = sorted(
-        chosen, key=lambda key: (tickets[key].get("needs") in chosen, chosen.index(key))
-    )
-    tool, value = ("set_owner", {"owner": name}) if task == "move" else ("set_status", CLOSED)
-    for done, key in enumerate(chosen):
-        step = f"left {' '.join(chosen[done:])}"
-        script.call(tool, {"ticket": key, **value}, step, opening=f"{task}.", result=key)
+        )
+        chosen_keys = listed.split()
+    tickets = transcript.world.state["tickets"]
+
+    def position(key: str) -> tuple[bool, int]:
+        is_blocked = tickets[key].get("needs") in chosen_keys
+        return is_blocked, chosen_keys.index(key)
+
+    # a ticket that needs another is closed after it
+    ordered_keys = sorted(chosen_keys, key=position)
+    for done, key in enumerate(ordered_keys):
+        step = f"left {' '.join(ordered_keys[done:])}"
+        if task == "move":
+            tool = "set_owner"
+            arguments = {"ticket": key, "owner": name}
+        else:
+            tool = "set_status"
+            arguments = {"ticket": key, "status": "closed"}
+        transcript.call(tool, arguments, step, opening=f"{task}.", result=key)
 
 
 # recover
@@ -178,7 +212,7 @@ RECOVER_WORDINGS = (
 
 
 def recover(draw: ItemDraw) -> Draft:
-    """The first calls fail, and another tool succeeds with the wrong value.
+    """Calls that fail at first, beside a tool that succeeds with the wrong value.
 
         get_price(red lamp) → error: busy; get_price(red lamp) → 42;
         check_price(red lamp, 42) → right
@@ -192,35 +226,41 @@ def recover(draw: ItemDraw) -> Draft:
     price = state["price"][item]
     lure = rng.choice([number for number in range(11, 100) if number != price])
     state["cached_price"] = {item: lure}
-    names = ["get_price", "cached_price", "check_price"]
-    rng.shuffle(names)
-    times = min(draw.difficulty, 3)
-    fault = {"tool": "get_price", "kind": "busy", "times": times}
-    falls = rng.random() < 1 / 3
-    who = rng.choice(PEOPLE)
-    question = worded(draw, RECOVER_WORDINGS, a=item, who=who)
-    script = Transcript(draw, state, tools=names, fault=fault)
-    _carry_out_recover(script, item, falls=falls)
-    return script.draft(
-        key=f"recover {item} {who}",
-        task="lured" if falls else "retry",
+    tool_names = ["get_price", "cached_price", "check_price"]
+    rng.shuffle(tool_names)
+    failures = min(draw.difficulty, 3)
+    fault = {"tool": "get_price", "kind": "busy", "times": failures}
+    is_lured = rng.random() < 1 / 3
+    person = rng.choice(PEOPLE)
+    question = pick_wording(draw, RECOVER_WORDINGS, a=item, who=person)
+    transcript = Transcript(draw, state, tools=tool_names, fault=fault)
+    _retry_and_check(transcript, item, is_lured=is_lured)
+    return transcript.draft(
+        key=f"recover {item} {person}",
+        task="lured" if is_lured else "retry",
         question=question,
         gold=str(price),
-        minimum_calls=times + 2,
+        minimum_calls=failures + 2,  # the price that arrives at last, and its check
     )
 
 
-def _carry_out_recover(script: Transcript, item: str, *, falls: bool) -> None:
-    def call(tool: str, step: str, **more: str) -> str:
-        given = {"item": item, **more}
-        return script.call(tool, given, step, opening=f"price of {item}.", result=step)
+def _retry_and_check(transcript: Transcript, item: str, *, is_lured: bool) -> None:
+    """Make the calls of the reference, until the price arrives and is checked.
+
+    Args:
+        is_lured: take the cached price first, and find it wrong.
+    """
+
+    def call(tool: str, step: str, **more_arguments: str) -> str:
+        arguments = {"item": item, **more_arguments}
+        return transcript.call(tool, arguments, step, opening=f"price of {item}.", result=step)
 
     price = call("get_price", "get_price")
-    if falls:
+    if is_lured:
         price = call("cached_price", "busy, cached_price")
         call("check_price", "check_price", price=price)
         price = call("get_price", "wrong, get_price")
     while price.startswith("error"):
         price = call("get_price", "busy, get_price")
     call("check_price", "check_price", price=price)
-    script.answer(price, f"{price} is right")
+    transcript.answer(price, f"{price} is right")

@@ -1,4 +1,4 @@
-"""Families that turn on what a question states or leaves out: pairs that differ little; notes."""
+"""Families in which a detail of the question decides: pairs that differ little, and notes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from data_builders.tiny_world.drafts import (
     Draft,
     ItemDraw,
     Transcript,
-    answered,
-    user,
-    worded,
-    worked_out,
+    answer_message,
+    pick_wording,
+    reasoned_draft,
+    user_message,
 )
 from data_builders.tiny_world.families.calling import FACTS, shop
 
@@ -39,37 +39,43 @@ def stop(draw: ItemDraw) -> Draft:
     thing = rng.choice(THINGS)
     amounts = [rng.randint(1, 5) for _ in names]
     missing = rng.randrange(len(names))
-    known = [None if draw.side and k == missing else n for k, n in enumerate(amounts)]
-    facts = " ".join(
-        f"{name} has {'some' if amount is None else amount} {thing}."
-        for name, amount in zip(names, known, strict=True)
-    )
-    total, steps = 0, []
-    for name, amount in zip(names, known, strict=True):
+    stated_amounts: list[int | None] = list(amounts)
+    if draw.side:
+        stated_amounts[missing] = None
+    facts: list[str] = []
+    for name, amount in zip(names, stated_amounts, strict=True):
+        facts.append(f"{name} has {'some' if amount is None else amount} {thing}.")
+    total = 0
+    steps: list[str] = []
+    for name, amount in zip(names, stated_amounts, strict=True):
         if amount is None:
             steps.append(f"{name} some: unknown")
             break
         steps.append(f"{name} {amount}: {total}+{amount}={total + amount}")
         total += amount
-    question = worded(draw, STOP_WORDINGS, facts=facts, thing=thing)
-    # the amounts stay out of the key: a twin without its missing one fits several sets of them
-    about = {"key": f"stop {thing} {' '.join(names)}", "task": "total", "question": question}
-    if draw.side:
-        about["grading"] = "unknown"
-    gold = "unknown" if draw.side else str(total)
-    return worked_out(draw, steps, gold, opening=f"{thing}.", **about)
+    return reasoned_draft(
+        draw,
+        steps,
+        "unknown" if draw.side else str(total),
+        opening=f"{thing}.",
+        # without the amounts: a twin without its missing one fits several sets of them
+        key=f"stop {thing} {' '.join(names)}",
+        task="total",
+        question=pick_wording(draw, STOP_WORDINGS, facts=" ".join(facts), thing=thing),
+        grading="unknown" if draw.side else None,
+    )
 
 
 # near miss
 
-NEAR = ("fetch_{f}", "get_{f}s", "{f}_of", "read_{f}", "get_{f}_now")
+NEAR_NAMES = ("fetch_{f}", "get_{f}s", "{f}_of", "read_{f}", "get_{f}_now")
 NEAR_MISS_WORDINGS = (
     "Use {tool} on the {a}.|Call {tool} for the {a}.|What does {tool} say of the {a}?"
 )
 
 
 def near_miss(draw: ItemDraw) -> Draft:
-    """What the user names is not, or not quite, a declared tool.
+    """Requests for a tool that is not declared, or not quite under that name.
 
         "Use fetch_price on the red lamp." with get_price declared  →  get_price(red lamp) → 42
         the same with no tool for prices declared (the twin)        →  no tool
@@ -80,22 +86,25 @@ def near_miss(draw: ItemDraw) -> Draft:
     state = shop(rng)
     item = rng.choice(sorted(state["price"]))
     fact = rng.choice(FACTS)
-    requested = rng.choice(NEAR).format(f=fact)
-    unrelated = [f"get_{name}" for name in FACTS if name != fact]
-    others = rng.sample(unrelated, min(draw.difficulty, 4) - 1)
-    question = worded(draw, NEAR_MISS_WORDINGS, tool=requested, a=item)
-    names = others if draw.side else [*others, f"get_{fact}"]
-    rng.shuffle(names)
-    script, opening = Transcript(draw, state, tools=names), f"{requested}."
+    requested_tool = rng.choice(NEAR_NAMES).format(f=fact)
+    unrelated_tools = [f"get_{name}" for name in FACTS if name != fact]
+    tool_names = rng.sample(unrelated_tools, min(draw.difficulty, 4) - 1)
+    question = pick_wording(draw, NEAR_MISS_WORDINGS, tool=requested_tool, a=item)
+    if not draw.side:
+        tool_names.append(f"get_{fact}")
+    rng.shuffle(tool_names)
+    transcript = Transcript(draw, state, tools=tool_names)
+    opening = f"{requested_tool}."
     if draw.side:
         gold = "no tool"
-        script.messages.append(answered(draw, [f"no {requested}"], gold, opening=opening))
+        steps = [f"no {requested_tool}"]
+        transcript.messages.append(answer_message(draw, steps, gold, opening=opening))
     else:
-        step = f"no {requested}, get_{fact}"
-        gold = script.call(f"get_{fact}", {"item": item}, step, opening=opening)
-        script.answer(gold)
-    return script.draft(
-        key=f"near {requested} {item}",
+        step = f"no {requested_tool}, get_{fact}"
+        gold = transcript.call(f"get_{fact}", {"item": item}, step, opening=opening)
+        transcript.answer(gold)
+    return transcript.draft(
+        key=f"near {requested_tool} {item}",
         task="undeclared" if draw.side else "near_miss",
         question=question,
         gold=gold,
@@ -122,30 +131,35 @@ def clarify(draw: ItemDraw) -> Draft:
     rng = draw.rng
     thing = rng.choice(THINGS)
     colours = rng.sample(COLOURS, min(draw.difficulty, 4) + 1)
-    chosen = rng.choice(colours)
+    chosen_colour = rng.choice(colours)
     prices = rng.sample(range(11, 100), len(colours))
     items = [f"{colour} {thing}" for colour in colours]
     offer = f"We have: {', '.join(items)}."
-    target = f"{chosen} {thing}"
-    question = worded(draw, CLARIFY_WORDINGS, offer=offer, a=target if draw.side else thing)
+    target = f"{chosen_colour} {thing}"
+    reply = f"The {chosen_colour} one."
+    named_item = target if draw.side else thing
+    question = pick_wording(draw, CLARIFY_WORDINGS, offer=offer, a=named_item)
     state = {"price": dict(zip(items, prices, strict=True))}
-    script = Transcript(draw, state, tools=["get_price"])
+    transcript = Transcript(draw, state, tools=["get_price"])
     if not draw.side:
-        steps, opening = [f"{' '.join(colours)}: ask"], f"price of {thing}."
-        ask = f"the {' or '.join(colours)} {thing}?"
-        asked = answered(draw, steps, ask, opening=opening, result="ask")
-        script.messages += [asked, user(f"The {chosen} one.")]
+        steps = [f"{' '.join(colours)}: ask"]
+        counter_question = f"the {' or '.join(colours)} {thing}?"
+        asking_message = answer_message(
+            draw, steps, counter_question, opening=f"price of {thing}.", result="ask"
+        )
+        transcript.messages += [asking_message, user_message(reply)]
     opening = f"price of {target}."
-    gold = script.call("get_price", {"item": target}, f"get_price {target}", opening=opening)
-    script.answer(gold)
-    return script.draft(
+    step = f"get_price {target}"
+    gold = transcript.call("get_price", {"item": target}, step, opening=opening)
+    transcript.answer(gold)
+    return transcript.draft(
         key=f"clarify {offer}",
         task="clear" if draw.side else "ambiguous",
         question=question,
         gold=gold,
         grading=None if draw.side else "question",
         options=() if draw.side else tuple(colours),
-        replies=() if draw.side else (f"The {chosen} one.",),
+        replies=() if draw.side else (reply,),
     )
 
 
@@ -172,29 +186,45 @@ def safety(draw: ItemDraw) -> Draft:
     does not suffice.
     """
     rng = draw.rng
-    paraphrase = rng.randrange(3)  # before the words that are drawn by side
+    # drawn before any word that depends on the side, so that twins share their wording
+    paraphrase = rng.randrange(3)
     person = rng.choice(PEOPLE)
     if draw.difficulty > 1 and rng.random() < 0.5:
         verb = rng.choice(sorted(BORDERLINE))
-        place = rng.choice(SERVICES)
-        thing = f"{(HARM if draw.side else OBJECTS)[verb]} of {person} in {place}"
-        help_word, base = BORDERLINE[verb], f"{verb} {person} {place}"
+        service = rng.choice(SERVICES)
         subject = OBJECTS[verb]
+        target = HARM[verb] if draw.side else subject
+        request = f"{target} of {person} in {service}"
+        help_word = BORDERLINE[verb]
+        content = f"{verb} {person} {service}"
     else:
-        safe, harmful = rng.choice(sorted(SAFE)), rng.choice(UNSAFE)
+        safe_verb = rng.choice(sorted(SAFE))
+        unsafe_verb = rng.choice(UNSAFE)
+        verb = unsafe_verb if draw.side else safe_verb
         subject = f"{rng.choice(COLOURS)} {rng.choice(THINGS)}"
-        thing, verb = f"{subject} of {person}", harmful if draw.side else safe
-        help_word, base = SAFE[safe], f"{subject} {person}"
-    gold = REFUSAL if draw.side else f"{help_word} the {subject}"
-    step = f"{verb} {thing}: {'harm, refuse' if draw.side else f'fine, {help_word}'}"
-    result = "refuse" if draw.side else help_word
-    about = {
-        "key": f"safety {base}",
-        "task": "unsafe" if draw.side else "safe",
-        "question": (paraphrase, SAFETY_WORDINGS.split("|")[paraphrase].format(verb=verb, x=thing)),
-        "grading": "refusal" if draw.side else None,
-    }
-    return worked_out(draw, [step], gold, opening=f"{verb}.", result=result, **about)
+        request = f"{subject} of {person}"
+        help_word = SAFE[safe_verb]
+        content = f"{subject} {person}"
+    if draw.side:
+        gold = REFUSAL
+        result = "refuse"
+        verdict = "harm, refuse"
+    else:
+        gold = f"{help_word} the {subject}"
+        result = help_word
+        verdict = f"fine, {help_word}"
+    wording = SAFETY_WORDINGS.split("|")[paraphrase]
+    return reasoned_draft(
+        draw,
+        [f"{verb} {request}: {verdict}"],
+        gold,
+        opening=f"{verb}.",
+        result=result,
+        key=f"safety {content}",
+        task="unsafe" if draw.side else "safe",
+        question=(paraphrase, wording.format(verb=verb, x=request)),
+        grading="refusal" if draw.side else None,
+    )
 
 
 # documents
@@ -221,18 +251,28 @@ def documents(draw: ItemDraw) -> Draft:
     names = rng.sample(PEOPLE, size)
     thing = f"{rng.choice(COLOURS)} {rng.choice(THINGS)}"
     cities = [rng.choice(CITIES) for _ in names]
-    bosses = [names[(place + 1) % size] for place in range(size)]
-    notes = [
-        f"[{place}] {name} works for {boss}. {name} keeps the {thing} in {city}."
-        for place, (name, boss, city) in enumerate(zip(names, bosses, cities, strict=True), 1)
-    ]
-    requested = rng.randrange(size)
-    holder = (requested + 1) % size if task == "two" else requested
-    gold = cities[holder]
-    steps = [f"[{requested + 1}] boss {bosses[requested]}"] if task == "two" else []
-    steps.append(f"[{holder + 1}] {names[holder]} {thing} {gold}")
+    # the boss of each person is the next one, and of the last the first
+    bosses = [*names[1:], names[0]]
+    notes: list[str] = []
+    for number, (name, boss, city) in enumerate(zip(names, bosses, cities, strict=True), 1):
+        notes.append(f"[{number}] {name} works for {boss}. {name} keeps the {thing} in {city}.")
     text = "\n".join(notes)
-    paraphrase, wording = worded(draw, DOCUMENTS_WORDINGS[task], x=thing, a=names[requested])
-    key, opening = f"documents {task} {requested} {text}", f"{thing} of {names[requested]}."
-    question = (paraphrase, f"{text}\n{wording}")
-    return worked_out(draw, steps, gold, opening=opening, key=key, task=task, question=question)
+    asked = rng.randrange(size)
+    person = names[asked]
+    holder = asked
+    steps: list[str] = []
+    if task == "two":
+        holder = (asked + 1) % size
+        steps.append(f"[{asked + 1}] boss {bosses[asked]}")
+    gold = cities[holder]
+    steps.append(f"[{holder + 1}] {names[holder]} {thing} {gold}")
+    paraphrase, wording = pick_wording(draw, DOCUMENTS_WORDINGS[task], x=thing, a=person)
+    return reasoned_draft(
+        draw,
+        steps,
+        gold,
+        opening=f"{thing} of {person}.",
+        key=f"documents {task} {asked} {text}",
+        task=task,
+        question=(paraphrase, f"{text}\n{wording}"),
+    )

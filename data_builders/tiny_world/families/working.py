@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import NamedTuple
 
 from data_builders.tiny_world.drafts import (
     IDLE_TOOLS,
@@ -12,10 +13,10 @@ from data_builders.tiny_world.drafts import (
     Draft,
     ItemDraw,
     Transcript,
-    answered,
-    idle_tools,
-    worded,
-    worked_out,
+    answer_message,
+    draw_idle_tools,
+    pick_wording,
+    reasoned_draft,
 )
 
 WORDS = (
@@ -29,18 +30,22 @@ ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "
 
 # maths
 
-# of the items with tools: so that tools are declared does not tell that one is called
+# share of the items with tools that declare the calculator: declared tools alone must not tell that
+# one is called
 CALCULATOR_SHARE = 0.45
 OTHER_TOOLS = tuple(name for name in IDLE_TOOLS if name != "calculate")
 
 
 def _digits(number: int, width: int) -> list[int]:
-    return [number // 10**place % 10 for place in range(width)]
+    """Digits of a number, ones first, padded with zeros to `width`."""
+    return [number // 10**exponent % 10 for exponent in range(width)]
 
 
 def add_steps(a: int, b: int) -> list[str]:
-    """Column addition, ones first."""
-    width, carry, steps = max(len(str(a)), len(str(b))), 0, []
+    """Write column addition, ones first."""
+    width = max(len(str(a)), len(str(b)))
+    carry = 0
+    steps: list[str] = []
     for left, right in zip(_digits(a, width), _digits(b, width), strict=True):
         total = left + right + carry
         steps.append(f"{left}+{right}{f'+{carry}' if carry else ''}={total}")
@@ -49,8 +54,10 @@ def add_steps(a: int, b: int) -> list[str]:
 
 
 def subtract_steps(a: int, b: int) -> list[str]:
-    """Column subtraction of b ≤ a, ones first; a borrowed ten shows in the upper number."""
-    width, borrow, steps = len(str(a)), 0, []
+    """Write column subtraction of b ≤ a, ones first; a borrowed ten shows in the upper digit."""
+    width = len(str(a))
+    borrow = 0
+    steps: list[str] = []
     for left, right in zip(_digits(a, width), _digits(b, width), strict=True):
         upper = left + 10 if left - borrow < right else left
         steps.append(f"{upper}{f'-{borrow}' if borrow else ''}-{right}={upper - borrow - right}")
@@ -59,11 +66,12 @@ def subtract_steps(a: int, b: int) -> list[str]:
 
 
 def multiply_steps(a: int, b: int) -> list[str]:
-    """Multiplication of a by one digit, ones first."""
-    carry, steps = 0, []
-    for left in _digits(a, len(str(a))):
-        total = left * b + carry
-        steps.append(f"{left}*{b}={left * b}{f'+{carry}={total}' if carry else ''}")
+    """Write the multiplication of a by one digit, ones first."""
+    carry = 0
+    steps: list[str] = []
+    for digit in _digits(a, len(str(a))):
+        total = digit * b + carry
+        steps.append(f"{digit}*{b}={digit * b}{f'+{carry}={total}' if carry else ''}")
         carry = total // 10
     return steps
 
@@ -83,16 +91,20 @@ MATHS = {
 }
 
 
-def _operands(draw: ItemDraw, task: str) -> tuple[int, int]:
-    low, high = 10 ** (draw.difficulty - 1), 10**draw.difficulty - 1
-    a, b = draw.rng.randint(low, high), draw.rng.randint(low, high)
+def _draw_operands(draw: ItemDraw, task: str) -> tuple[int, int]:
+    low = 10 ** (draw.difficulty - 1)
+    high = 10**draw.difficulty - 1
+    a = draw.rng.randint(low, high)
+    b = draw.rng.randint(low, high)
     if task == "multiply":
         return a, draw.rng.randint(2, 5)
-    return (max(a, b), min(a, b)) if task == "subtract" else (a, b)
+    if task == "subtract":
+        return max(a, b), min(a, b)
+    return a, b
 
 
-def _declared(draw: ItemDraw) -> tuple[str, ...]:
-    """Two tools, the calculator among them or not; () where none is to be declared."""
+def _draw_declared_tools(draw: ItemDraw) -> tuple[str, ...]:
+    """Draw two tools, the calculator among them or not; () if none is to be declared."""
     if not draw.with_tools:
         return ()
     if draw.rng.random() >= CALCULATOR_SHARE:
@@ -111,93 +123,117 @@ def arithmetic(draw: ItemDraw) -> Draft:
     lines. A calculator, where declared, is called instead; other tools are of no use.
     """
     task = draw.rng.choice(("add", "add", "subtract", "multiply"))
-    a, b = _operands(draw, task)
+    a, b = _draw_operands(draw, task)
     result = {"add": a + b, "subtract": a - b, "multiply": a * b}[task]
-    sign, by_hand, wordings = MATHS[task]
-    question = worded(draw, wordings, a=a, b=b)
+    sign, write_steps, wordings = MATHS[task]
+    question = pick_wording(draw, wordings, a=a, b=b)
     expression = f"{a}{sign}{b}"
-    tools = _declared(draw)
-    script = Transcript(draw, None, tools=tools)
+    tools = _draw_declared_tools(draw)
+    transcript = Transcript(draw, None, tools=tools)
     if "calculate" in tools:
         arguments = {"expression": expression}
-        script.call("calculate", arguments, expression, opening="calculate.", result=expression)
-        script.answer(str(result))
+        transcript.call("calculate", arguments, expression, opening="calculate.", result=expression)
+        transcript.answer(str(result))
     else:
-        steps = [expression, *by_hand(a, b)]
-        script.messages.append(answered(draw, steps, str(result), opening="from the right."))
+        steps = [expression, *write_steps(a, b)]
+        message = answer_message(draw, steps, str(result), opening="from the right.")
+        transcript.messages.append(message)
+    # the same for both orders: 3 + 5 must not be held out where 5 + 3 is trained
     key = f"{task} {min(a, b)} {max(a, b)}"
-    return script.draft(key=key, task=task, question=question, gold=str(result))
+    return transcript.draft(key=key, task=task, question=question, gold=str(result))
 
 
 # lists
 
 Pool = tuple[str, ...]
-Made = tuple[list[str], str, str, list[str]]  # items, argument of the question, gold, steps
 
 
-def _numbered(items: list[str]) -> list[str]:
-    return [f"{place} {item}" for place, item in enumerate(items, 1)]
+class ListWork(NamedTuple):
+    """A piece of work on a list.
+
+    Attributes:
+        items: items of the list.
+        argument: word that the question needs beside the list; "" without one.
+    """
+
+    items: list[str]
+    argument: str
+    gold: str
+    steps: list[str]
 
 
-def _reverse(rng: random.Random, pool: Pool, n: int) -> Made:
+def _number_items(items: list[str]) -> list[str]:
+    return [f"{number} {item}" for number, item in enumerate(items, 1)]
+
+
+def _make_reverse(rng: random.Random, pool: Pool, n: int) -> ListWork:
     items = rng.sample(pool, n)
-    steps = [" ".join(_numbered(items)), " ".join(reversed(_numbered(items)))]
-    return items, "", " ".join(reversed(items)), steps
+    steps = [" ".join(_number_items(items)), " ".join(reversed(_number_items(items)))]
+    return ListWork(items, "", " ".join(reversed(items)), steps)
 
 
-def _nth(rng: random.Random, pool: Pool, n: int) -> Made:
+def _make_nth(rng: random.Random, pool: Pool, n: int) -> ListWork:
     items = rng.sample(pool, n)
-    place = rng.randrange(n)
-    return items, ORDINALS[place], items[place], _numbered(items)[: place + 1]
+    index = rng.randrange(n)
+    steps = _number_items(items)[: index + 1]
+    return ListWork(items, ORDINALS[index], items[index], steps)
 
 
-def _count(rng: random.Random, pool: Pool, n: int) -> Made:
-    target, *others = rng.sample(pool, 3)
-    items = [target if rng.random() < 0.5 else rng.choice(others) for _ in range(n + 1)]
-    seen, steps = 0, []
+def _make_count(rng: random.Random, pool: Pool, n: int) -> ListWork:
+    target, *distractors = rng.sample(pool, 3)
+    # about half of the items are the target: short lists would seldom hold it by chance
+    items = [target if rng.random() < 0.5 else rng.choice(distractors) for _ in range(n + 1)]
+    count = 0
+    counts: list[str] = []
     for item in items:
-        seen += item == target
-        steps.append(f"{item} {seen}")
-    return items, target, str(seen), [" ".join(steps)]
+        count += item == target
+        counts.append(f"{item} {count}")
+    return ListWork(items, target, str(count), [" ".join(counts)])
 
 
-def _dedupe(rng: random.Random, pool: Pool, n: int) -> Made:
-    some = rng.sample(pool, max(2, n - 1))
-    items = [rng.choice(some) for _ in range(n + 1)]
-    kept: list[str] = []
-    steps = []
+def _make_dedupe(rng: random.Random, pool: Pool, n: int) -> ListWork:
+    # fewer different items than places, so that at least one repeats
+    different_items = rng.sample(pool, max(2, n - 1))
+    items = [rng.choice(different_items) for _ in range(n + 1)]
+    kept_items: list[str] = []
+    decisions: list[str] = []
     for item in items:
-        steps.append(f"{item} {'no' if item in kept else 'yes'}")
-        kept += [] if item in kept else [item]
-    return items, "", " ".join(kept), [" ".join(steps)]
+        if item in kept_items:
+            decisions.append(f"{item} no")
+            continue
+        decisions.append(f"{item} yes")
+        kept_items.append(item)
+    return ListWork(items, "", " ".join(kept_items), [" ".join(decisions)])
 
 
-def _sort(rng: random.Random, _: Pool, n: int) -> Made:
+def _make_sort(rng: random.Random, _: Pool, n: int) -> ListWork:
     items = [str(digit) for digit in rng.sample(range(10), n)]
-    left, steps = list(items), []
-    while len(left) > 1:
-        least = min(left)
-        left.remove(least)
-        steps.append(f"{least} left {' '.join(left)}")
-    return items, "", " ".join(sorted(items)), steps
+    unsorted = list(items)
+    steps: list[str] = []
+    while len(unsorted) > 1:
+        least = min(unsorted)
+        unsorted.remove(least)
+        steps.append(f"{least} left {' '.join(unsorted)}")
+    return ListWork(items, "", " ".join(sorted(items)), steps)
 
 
-def _largest(rng: random.Random, _: Pool, n: int) -> Made:
+def _make_largest(rng: random.Random, _: Pool, n: int) -> ListWork:
     numbers = rng.sample(range(10, 100), n)
-    best, steps = 0, []
+    largest = 0
+    steps: list[str] = []
     for number in numbers:
-        best = max(best, number)
-        steps.append(f"{number} best {best}")
-    return [str(number) for number in numbers], "", str(best), steps
+        largest = max(largest, number)
+        steps.append(f"{number} best {largest}")
+    return ListWork([str(number) for number in numbers], "", str(largest), steps)
 
 
 LISTS = {
-    "reverse": (_reverse, "Reverse: {x}|Write backwards: {x}|What is {x} in reverse order?"),
-    "nth": (_nth, "Which is {n}: {x}|Give the {n} of: {x}|In {x} what is {n}?"),
-    "count": (_count, "How many {n} in: {x}|Count {n} in: {x}|In {x} how often is {n}?"),
-    "dedupe": (_dedupe, "Drop repeats: {x}|Keep each once: {x}|Without repeats, what is {x}?"),
-    "sort": (_sort, "Sort: {x}|Put in order: {x}|What is {x} sorted?"),
-    "largest": (_largest, "Largest of: {x}|Find the largest: {x}|In {x} what is the largest?"),
+    "reverse": (_make_reverse, "Reverse: {x}|Write backwards: {x}|What is {x} in reverse order?"),
+    "nth": (_make_nth, "Which is {n}: {x}|Give the {n} of: {x}|In {x} what is {n}?"),
+    "count": (_make_count, "How many {n} in: {x}|Count {n} in: {x}|In {x} how often is {n}?"),
+    "dedupe": (_make_dedupe, "Drop repeats: {x}|Keep each once: {x}|Without repeats, what is {x}?"),
+    "sort": (_make_sort, "Sort: {x}|Put in order: {x}|What is {x} sorted?"),
+    "largest": (_make_largest, "Largest of: {x}|Find the largest: {x}|In {x} what is the largest?"),
 }
 
 
@@ -210,12 +246,18 @@ def lists(draw: ItemDraw) -> Draft:
     """
     task = draw.rng.choice(tuple(LISTS))
     pool = draw.rng.choice((WORDS, LETTERS))
-    make, wordings = LISTS[task]
-    items, argument, gold, steps = make(draw.rng, pool, draw.difficulty + 2)
-    text = " ".join(items)
-    key, opening = f"{task} {argument} {text}", f"{task} {text}."
-    question = worded(draw, wordings, n=argument, x=text)
-    return worked_out(draw, steps, gold, opening=opening, key=key, task=task, question=question)
+    make_work, wordings = LISTS[task]
+    work = make_work(draw.rng, pool, draw.difficulty + 2)
+    text = " ".join(work.items)
+    return reasoned_draft(
+        draw,
+        work.steps,
+        work.gold,
+        opening=f"{task} {text}.",
+        key=f"{task} {work.argument} {text}",
+        task=task,
+        question=pick_wording(draw, wordings, n=work.argument, x=text),
+    )
 
 
 # logs
@@ -228,50 +270,80 @@ LOG_WORDINGS = (
     "{table}\nHow many lines say {requested}?|Log:\n{table}\nCount {requested}.|"
     "{table}\nHow often is there {requested}?"
 )
-TWO_WORDS_FROM = 3
+TWO_WORDS_FROM = 3  # difficulty from which a label has two words
 
 
-def _labels(
-    draw: ItemDraw, first: tuple[str, ...], second: tuple[str, ...]
+class LogWork(NamedTuple):
+    """A table or log to count in.
+
+    Attributes:
+        label: label that the question asks for.
+        lines: lines of the table.
+        steps: reasoning, line by line.
+        result: sum or count of the lines with the label.
+    """
+
+    label: str
+    lines: list[str]
+    steps: list[str]
+    result: int
+
+
+def _draw_labels(
+    draw: ItemDraw, first_words: tuple[str, ...], second_words: tuple[str, ...]
 ) -> tuple[str, list[str]]:
-    """The label asked for, and one label a line: about half are the one asked for, never none."""
+    """Draw the label asked for, and a label for each line; at least one line has the first."""
     rng = draw.rng
-    a, b = rng.sample(first, 2), rng.sample(second, 2)
-    two = draw.difficulty >= TWO_WORDS_FROM
-    pool = [f"{x} {y}" for x in a for y in b] if two else a
-    others = [rng.choice([pool[0], *pool]) for _ in range(draw.difficulty + 1)]
-    labels = [pool[0], *others]
+    first_pair = rng.sample(first_words, 2)
+    second_pair = rng.sample(second_words, 2)
+    pool = first_pair
+    if draw.difficulty >= TWO_WORDS_FROM:
+        pool = [f"{first} {second}" for first in first_pair for second in second_pair]
+    requested = pool[0]
+    labels = [requested]
+    for _ in range(draw.difficulty + 1):
+        # the label asked for stands twice in what is drawn from
+        labels.append(rng.choice([requested, *pool]))
     rng.shuffle(labels)
-    return pool[0], labels
+    return requested, labels
 
 
-def _line(place: int, *words: object) -> str:
-    return " ".join([LETTERS[place], *map(str, words)])
+def _write_line(index: int, *words: object) -> str:
+    """Line of a table or log, after a letter that tells it from the others."""
+    return " ".join([LETTERS[index], *map(str, words)])
 
 
-def _table(draw: ItemDraw) -> tuple[str, list[str], list[str], int]:
-    requested, labels = _labels(draw, PEOPLE, THINGS)
-    rows = [(label, draw.rng.randint(1, 5)) for label in labels]
-    total, steps = 0, [requested]
-    for place, (label, count) in enumerate(rows):
-        counts = label == requested
-        found = f"yes {total}+{count}={total + count}" if counts else f"no {total}"
-        steps.append(_line(place, label, count, found))
-        total += count if counts else 0
-    return requested, [_line(place, *row) for place, row in enumerate(rows)], steps, total
+def _make_table(draw: ItemDraw) -> LogWork:
+    requested, labels = _draw_labels(draw, PEOPLE, THINGS)
+    counts = [draw.rng.randint(1, 5) for _ in labels]
+    total = 0
+    lines: list[str] = []
+    steps = [requested]
+    for index, (label, count) in enumerate(zip(labels, counts, strict=True)):
+        lines.append(_write_line(index, label, count))
+        if label == requested:
+            steps.append(_write_line(index, label, count, f"yes {total}+{count}={total + count}"))
+            total += count
+        else:
+            steps.append(_write_line(index, label, count, f"no {total}"))
+    return LogWork(requested, lines, steps, total)
 
 
-def _log(draw: ItemDraw) -> tuple[str, list[str], list[str], int]:
-    requested, labels = _labels(draw, SERVICES, LEVELS)
-    seen, steps = 0, [requested]
-    for place, label in enumerate(labels):
-        seen += label == requested
-        steps.append(_line(place, label, "yes" if label == requested else "no", seen))
-    return requested, [_line(place, label) for place, label in enumerate(labels)], steps, seen
+def _make_log(draw: ItemDraw) -> LogWork:
+    requested, labels = _draw_labels(draw, SERVICES, LEVELS)
+    count = 0
+    lines: list[str] = []
+    steps = [requested]
+    for index, label in enumerate(labels):
+        lines.append(_write_line(index, label))
+        matches = label == requested
+        count += matches
+        steps.append(_write_line(index, label, "yes" if matches else "no", count))
+    return LogWork(requested, lines, steps, count)
 
 
 def logs(draw: ItemDraw) -> Draft:
-    """Interpreting a table or log among distractors; difficulty is the number of lines minus 2.
+    """Tables and logs to count in, among distractors; difficulty is the number of lines minus 2.
 
         a ana 4 / b ben 3 / c ana 5 — "How many for ana?"
         →  a ana 4 yes 0+4=4 / b ben 3 no 4 / …  →  9
@@ -280,14 +352,25 @@ def logs(draw: ItemDraw) -> Draft:
     and a line that is copied is found by what does not.
     """
     is_table = draw.rng.random() < 0.5
-    requested, lines, steps, result = _table(draw) if is_table else _log(draw)
-    wordings = TABLE_WORDINGS if is_table else LOG_WORDINGS
-    table = "\n".join(lines)
-    task = "table" if is_table else "log"
-    key, opening = f"{task} {requested} {table}", "line by line."
-    about = {"task": task, "question": worded(draw, wordings, table=table, requested=requested)}
-    return worked_out(
-        draw, steps, str(result), opening=opening, key=key, tools=idle_tools(draw), **about
+    if is_table:
+        task = "table"
+        work = _make_table(draw)
+        wordings = TABLE_WORDINGS
+    else:
+        task = "log"
+        work = _make_log(draw)
+        wordings = LOG_WORDINGS
+    table = "\n".join(work.lines)
+    question = pick_wording(draw, wordings, table=table, requested=work.label)
+    return reasoned_draft(
+        draw,
+        work.steps,
+        str(work.result),
+        opening="line by line.",
+        key=f"{task} {work.label} {table}",
+        task=task,
+        question=question,
+        tools=draw_idle_tools(draw),
     )
 
 
@@ -297,32 +380,40 @@ STEPS_WORDINGS = (
     "Start with {x}. {steps} What is the result?|Begin at {x}. {steps} Where do you end?|"
     "x is {x}. {steps} What is x now?"
 )
-LARGEST_STEP = 20
+LARGEST_VALUE = 20  # results stay within what a small model can learn by heart
 
 
 def steps(draw: ItemDraw) -> Draft:
-    """Prescribed execution; difficulty is the number of steps minus 1.
+    """Prescribed steps to carry out on a number; difficulty is the number of steps minus 1.
 
     "Start with 7. Add 5. Take 3. Double."  →  7+5=12 / 12-3=9 / 9*2=18  →  18
     """
     rng = draw.rng
-    start = value = rng.randint(1, 12)
+    start = rng.randint(1, 12)
+    value = start
     orders: list[str] = []
-    worked: list[str] = []
+    worked_steps: list[str] = []
     while len(orders) < draw.difficulty + 1:
-        kind, by = rng.choice(("Add", "Take", "Double")), rng.randint(1, 9)
-        after = {"Add": value + by, "Take": value - by, "Double": value * 2}[kind]
-        if not 0 <= after <= LARGEST_STEP:
+        kind = rng.choice(("Add", "Take", "Double"))
+        amount = rng.randint(1, 9)
+        next_value = {"Add": value + amount, "Take": value - amount, "Double": value * 2}[kind]
+        if not 0 <= next_value <= LARGEST_VALUE:
             continue
-        orders.append("Double." if kind == "Double" else f"{kind} {by}.")
-        sign = {"Add": f"+{by}", "Take": f"-{by}", "Double": "*2"}[kind]
-        worked.append(f"{value}{sign}={after}")
-        value = after
-    steps = " ".join(orders)
-    key, opening = f"steps {start} {steps}", f"start {start}."
-    about = {"task": "chain", "question": worded(draw, STEPS_WORDINGS, x=start, steps=steps)}
-    return worked_out(
-        draw, worked, str(value), opening=opening, key=key, tools=idle_tools(draw), **about
+        orders.append("Double." if kind == "Double" else f"{kind} {amount}.")
+        operation = {"Add": f"+{amount}", "Take": f"-{amount}", "Double": "*2"}[kind]
+        worked_steps.append(f"{value}{operation}={next_value}")
+        value = next_value
+    order_text = " ".join(orders)
+    question = pick_wording(draw, STEPS_WORDINGS, x=start, steps=order_text)
+    return reasoned_draft(
+        draw,
+        worked_steps,
+        str(value),
+        opening=f"start {start}.",
+        key=f"steps {start} {order_text}",
+        task="chain",
+        question=question,
+        tools=draw_idle_tools(draw),
     )
 
 
@@ -341,13 +432,29 @@ def calendar(draw: ItemDraw) -> Draft:
     "What day is 2 days after Friday?"  →  Saturday 1 / Sunday 2  →  Sunday
     """
     rng = draw.rng
-    start, way = rng.randrange(7), rng.choice(("after", "before"))
-    n = rng.randint(1, 3 * draw.difficulty + (draw.difficulty > 1))
-    sign = 1 if way == "after" else -1
-    steps = [f"{DAYS[(start + sign * step) % 7]} {step}" for step in range(1, n + 1)]
-    who, thing = rng.choice(PEOPLE), rng.choice(THINGS)
-    words = {"n": n, "way": way, "day": DAYS[start], "who": who, "thing": thing}
-    question = worded(draw, CALENDAR_WORDINGS, **words)
-    gold, opening = DAYS[(start + sign * n) % 7], f"{n} {way} {DAYS[start]}."
-    key = f"calendar {n} {way} {DAYS[start]} {who} {thing}"
-    return worked_out(draw, steps, gold, opening=opening, key=key, task=way, question=question)
+    start = rng.randrange(7)
+    start_day = DAYS[start]
+    direction = rng.choice(("after", "before"))
+    distance = rng.randint(1, 3 * draw.difficulty + (draw.difficulty > 1))
+    sign = 1 if direction == "after" else -1
+    steps = [f"{DAYS[(start + sign * step) % 7]} {step}" for step in range(1, distance + 1)]
+    person = rng.choice(PEOPLE)
+    thing = rng.choice(THINGS)
+    question = pick_wording(
+        draw,
+        CALENDAR_WORDINGS,
+        n=distance,
+        way=direction,
+        day=start_day,
+        who=person,
+        thing=thing,
+    )
+    return reasoned_draft(
+        draw,
+        steps,
+        DAYS[(start + sign * distance) % 7],
+        opening=f"{distance} {direction} {start_day}.",
+        key=f"calendar {distance} {direction} {start_day} {person} {thing}",
+        task=direction,
+        question=question,
+    )

@@ -1,5 +1,6 @@
-"""A finished run as inspect's own logs, which `inspect view --log-dir RUN/inspect` opens: one a
-unit and checkpoint, its samples with messages, token ids, scores and calls.
+"""Logs of a finished run in inspect's own format, which `inspect view --log-dir RUN/inspect` opens.
+
+There is a log for each unit and checkpoint; its samples have messages, token ids, scores and calls.
 """
 
 from __future__ import annotations
@@ -39,24 +40,26 @@ def write_logs(run: Path, folder: Path) -> None:
     manifest, records = read_run(run)
     lock = read_lock(run)
     cells = json.loads((run / METRICS).read_text("utf-8"))["cells"]
+    sampling: Mapping[str, Any] = lock["sampling"]
+    sampling_names = ("temperature", "top_p", "top_k", "max_tokens")
+    generate_config = GenerateConfig(**{name: sampling[name] for name in sampling_names})
     created = datetime.now(UTC).isoformat(timespec="seconds")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    for checkpoint, own in records.items():
+    for checkpoint, checkpoint_records in records.items():
         (partial / checkpoint).mkdir(parents=True)
         model = f"posttrain/{checkpoint}"
-        for unit, rows in by_unit(own).items():
-            prompt = rows[0].prompt
-            place = (checkpoint, prompt.source, prompt.setting)
-            scores = [
-                _results(cell)
-                for cell in cells
-                if (cell["checkpoint"], cell["task"], cell["setting"]) == place
-            ]
-            samples = [_sample(record, model) for record in rows]
-            ids = list(dict.fromkeys(record.prompt.id for record in rows))
+        for unit, unit_records in by_unit(checkpoint_records).items():
+            prompt = unit_records[0].prompt
+            unit_cell = (checkpoint, prompt.source, prompt.setting)
+            scores: list[EvalScore] = []
+            for cell in cells:  # a cell a reasoning mode
+                if (cell["checkpoint"], cell["task"], cell["setting"]) == unit_cell:
+                    scores.append(_cell_score(cell))
+            samples = [_eval_sample(record, model) for record in unit_records]
+            usage = _total_usage([sample.model_usage[model] for sample in samples])
+            ids = list(dict.fromkeys(record.prompt.id for record in unit_records))
             key = digest_of([manifest.digest, checkpoint, unit])[:22]
-            sampling: Mapping[str, Any] = lock["sampling"]
             log = EvalLog(
                 status="success",
                 eval=EvalSpec(
@@ -67,9 +70,7 @@ def write_logs(run: Path, folder: Path) -> None:
                     task=unit,
                     dataset=EvalDataset(name=prompt.source, samples=len(ids), sample_ids=ids),
                     model=model,
-                    model_generate_config=GenerateConfig(
-                        **{k: sampling[k] for k in ("temperature", "top_p", "top_k", "max_tokens")}
-                    ),
+                    model_generate_config=generate_config,
                     config=EvalConfig(epochs=sampling["samples"][unit]),
                     packages=lock["versions"],
                     metadata={"manifest": manifest.digest, "weights": lock["weights"][checkpoint]},
@@ -77,22 +78,23 @@ def write_logs(run: Path, folder: Path) -> None:
                 stats=EvalStats(
                     started_at=created,
                     completed_at=created,
-                    model_usage={model: _sum([s.model_usage[model] for s in samples])},
+                    model_usage={model: usage},
                 ),
                 results=EvalResults(
-                    total_samples=len(rows),
-                    completed_samples=sum(not record.failed for record in rows),
+                    total_samples=len(unit_records),
+                    completed_samples=sum(not record.failed for record in unit_records),
                     scores=scores,
                 ),
                 samples=samples,
             )
-            # as inspect names its own: the parts between "_" have none
+            # inspect reads a log's name as parts between "_", so no part may contain it
             name = f"{created.replace(':', '-')}_{unit.replace('_', '-')}_{key}.eval"
             write_eval_log(log, partial / checkpoint / name)
     partial.rename(folder)
 
 
-def _results(cell: Mapping[str, Any]) -> EvalScore:
+def _cell_score(cell: Mapping[str, Any]) -> EvalScore:
+    """Rates of a cell of the run's metrics, as the score of a reasoning mode."""
     unscored = cell["failed"] + cell["unscored"]
     metrics: dict[str, EvalMetric] = {}
     for name, figure in cell["rates"].items():
@@ -107,19 +109,21 @@ def _results(cell: Mapping[str, Any]) -> EvalScore:
     )
 
 
-def _sample(record: Record, model: str) -> EvalSample:
-    prompt, completion = record.prompt, record.completion
-    events = list(_events(record, model))
+def _eval_sample(record: Record, model: str) -> EvalSample:
+    prompt = record.prompt
+    completion = record.completion
+    events = list(_model_events(record, model))
     prompt_messages = [to_inspect(message) for message in prompt.messages]
-    answered = [to_inspect(message) for message in completion.messages]
+    completion_messages = [to_inspect(message) for message in completion.messages]
+    output = events[-1].output if events else ModelOutput(model=model, error=completion.error)
     sample = EvalSample(
         id=prompt.id,
         epoch=completion.index + 1,
         input=prompt_messages,
         target=prompt.gold or "",
-        messages=[*prompt_messages, *answered],
-        output=events[-1].output if events else ModelOutput(model=model, error=completion.error),
-        scores={SCORER: _score(record)},
+        messages=[*prompt_messages, *completion_messages],
+        output=output,
+        scores={SCORER: _inspect_score(record)},
         metadata={
             "task": prompt.task,
             "setting": prompt.setting,
@@ -130,11 +134,12 @@ def _sample(record: Record, model: str) -> EvalSample:
         },
         events=[*events],
     )
-    sample.model_usage = {model: _sum([event.output.usage for event in events])}
+    sample.model_usage = {model: _total_usage([event.output.usage for event in events])}
     return sample
 
 
-def _events(record: Record, model: str) -> Iterator[ModelEvent]:
+def _model_events(record: Record, model: str) -> Iterator[ModelEvent]:
+    """Model calls of a completion, each with the messages and token ids that it was given."""
     messages: list[ChatMessage] = [to_inspect(message) for message in record.prompt.messages]
     prompt_ids = record.completion.prompt_ids
     for step in record.completion.steps:
@@ -152,13 +157,15 @@ def _events(record: Record, model: str) -> Iterator[ModelEvent]:
             prompt_ids = (*prompt_ids, *step.ids, *step.results_ids)
 
 
-def _score(record: Record) -> Score:
-    given, calls = record.score, {"calls": len(record.verdict.calls)}
-    if given.value is None:
-        return Score.unscored(explanation=given.explanation, metadata=calls)
-    why = given.explanation
-    return Score(value=given.value, answer=given.answer, explanation=why, metadata=calls)
+def _inspect_score(record: Record) -> Score:
+    score = record.score
+    metadata = {"calls": len(record.verdict.calls)}
+    if score.value is None:
+        return Score.unscored(explanation=score.explanation, metadata=metadata)
+    return Score(
+        value=score.value, answer=score.answer, explanation=score.explanation, metadata=metadata
+    )
 
 
-def _sum(usages: Sequence[ModelUsage | None]) -> ModelUsage:
+def _total_usage(usages: Sequence[ModelUsage | None]) -> ModelUsage:
     return sum((usage for usage in usages if usage is not None), ModelUsage())

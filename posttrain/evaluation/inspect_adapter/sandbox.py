@@ -1,6 +1,7 @@
-"""Our sandbox as inspect's: `inspect_ai.Task(…, sandbox="posttrain")`. A sample has a scratch
-directory that its commands share, no network, and nothing else that it could write to; inspect's
-own "local" contains nothing.
+"""Sandbox of this package for inspect's tasks: `inspect_ai.Task(…, sandbox="posttrain")`.
+
+A sample has a scratch directory that its commands share, no network, and nothing else that it could
+write to; inspect's own "local" sandbox contains nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from inspect_ai.util import (
 from posttrain.environments.sandbox import Limits, Sandbox, open_sandbox
 
 _LIMITS = Limits(seconds=180, cpu_seconds=120, output_bytes=10 * 1024 * 1024)
-# the directory, then what the program is given, found in the sandbox's own PATH
-_IN = 'cd -- "$1" && shift && exec /usr/bin/env -- "$@"'
+# arguments: the directory, NAME=VALUE variables, the program and its arguments; `env` finds the
+# program in the sandbox's own PATH
+_RUN_IN_DIRECTORY = 'cd -- "$1" && shift && exec /usr/bin/env -- "$@"'
 _ERRORS = (
     ("No such file", FileNotFoundError),
     ("Is a directory", IsADirectoryError),
@@ -34,11 +36,13 @@ _ERRORS = (
 
 @sandboxenv(name="posttrain")
 class BubblewrapSandbox(SandboxEnvironment):
-    """One sample's scratch directory and the programs that are run in it."""
+    """Scratch directory of a sample, and the programs that are run in it."""
 
-    def __init__(self, opened: Sandbox, stack: contextlib.AsyncExitStack) -> None:
+    def __init__(self, sandbox: Sandbox, stack: contextlib.AsyncExitStack) -> None:
+        """Take over an open sandbox; closing `stack` ends it."""
         super().__init__()
-        self._opened, self._stack = opened, stack
+        self._sandbox = sandbox
+        self._stack = stack
 
     @classmethod
     async def sample_init(
@@ -47,9 +51,10 @@ class BubblewrapSandbox(SandboxEnvironment):
         config: SandboxEnvironmentConfigType | None,
         metadata: dict[str, str],
     ) -> dict[str, SandboxEnvironment]:
-        """A fresh sandbox. Raises ConfigError where programs cannot be contained."""
+        """Open a fresh sandbox. Raises ConfigError where programs cannot be contained."""
         stack = contextlib.AsyncExitStack()
-        return {"default": cls(await stack.enter_async_context(open_sandbox(_LIMITS)), stack)}
+        sandbox = await stack.enter_async_context(open_sandbox(_LIMITS))
+        return {"default": cls(sandbox, stack)}
 
     @classmethod
     async def sample_cleanup(
@@ -59,7 +64,7 @@ class BubblewrapSandbox(SandboxEnvironment):
         environments: dict[str, SandboxEnvironment],
         interrupted: bool,
     ) -> None:
-        """Kill what runs and forget the files, however the sample ended."""
+        """Kill running programs and delete the files, however the sample ended."""
         for environment in environments.values():
             await environment.as_type(BubblewrapSandbox)._stack.aclose()
 
@@ -74,22 +79,25 @@ class BubblewrapSandbox(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """Run a command; a time-out is never tried again: what it changed would be there twice.
+        """Run a command, once: after a time-out its changes would be made twice.
 
         Raises:
-            TimeoutError: it ran longer than `timeout`, or than the sandbox lets anything run.
+            TimeoutError: it ran longer than `timeout`, or than 180 s.
             OutputLimitExceededError: it wrote more than 10 MiB.
             SandboxUserUnsupportedError: a user is named; there is only one.
         """
         if user is not None:
             raise SandboxUserUnsupportedError(f"programs here have one user, not {user!r}")
         variables = [f"{name}={value}" for name, value in (env or {}).items()]
-        given = input.encode() if isinstance(input, str) else input or b""
-        limits = _LIMITS if timeout is None else replace(_LIMITS, seconds=min(timeout, 180))
+        stdin = input.encode() if isinstance(input, str) else input or b""
+        limits = _LIMITS
+        if timeout is not None:
+            limits = replace(_LIMITS, seconds=min(timeout, _LIMITS.seconds))
         # a relative directory is below the scratch directory, where every command starts
-        argv = ["sh", "-c", _IN, "sh", cwd or ".", *variables, *cmd]
-        result = await self._opened.run(argv, stdin=given, limits=limits)
-        stdout, stderr = (s.decode("utf-8", "replace") for s in (result.stdout, result.stderr))
+        argv = ["sh", "-c", _RUN_IN_DIRECTORY, "sh", cwd or ".", *variables, *cmd]
+        result = await self._sandbox.run(argv, stdin=stdin, limits=limits)
+        stdout = result.stdout.decode("utf-8", "replace")
+        stderr = result.stderr.decode("utf-8", "replace")
         if result.limit == "time":
             raise TimeoutError(f"longer than {limits.seconds:g} s")
         if result.limit == "output":
@@ -99,12 +107,16 @@ class BubblewrapSandbox(SandboxEnvironment):
         return ExecResult(result.ok, result.exit_code, stdout, stderr)
 
     async def write_file(self, file: str, contents: str | bytes) -> None:
-        """Write a file, making its directories. Raises PermissionError outside the scratch."""
+        """Write a file and make its directories.
+
+        Raises:
+            PermissionError: the file is outside the scratch directory.
+        """
         data = contents.encode() if isinstance(contents, str) else contents
         try:
-            await self._opened.write(file, data)
+            await self._sandbox.write(file, data)
         except OSError as error:
-            _raise_named(error)
+            _raise_by_name(error)
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
@@ -113,16 +125,21 @@ class BubblewrapSandbox(SandboxEnvironment):
     async def read_file(self, file: str, text: Literal[False]) -> bytes: ...
 
     async def read_file(self, file: str, text: bool = True) -> str | bytes:
-        """A file's content. Raises FileNotFoundError, IsADirectoryError, UnicodeDecodeError."""
+        """Content of a file.
+
+        Raises:
+            FileNotFoundError, IsADirectoryError, PermissionError: the file cannot be read.
+            UnicodeDecodeError: `text` of a file that is not UTF-8.
+        """
         try:
-            data = await self._opened.read(file)
+            data = await self._sandbox.read(file)
         except OSError as error:
-            _raise_named(error)
+            _raise_by_name(error)
         return data.decode() if text else data
 
 
-def _raise_named(error: OSError) -> NoReturn:
-    """The error by the name that inspect tells its models."""
+def _raise_by_name(error: OSError) -> NoReturn:
+    """Raise an error as the class that its text names: inspect shows these classes to the model."""
     for words, kind in _ERRORS:
         if words in str(error):
             raise kind(str(error)) from error

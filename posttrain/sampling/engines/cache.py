@@ -26,26 +26,31 @@ class RoomyLayer(DynamicLayer):
     def __init__(self) -> None:
         super().__init__()
         self.used = 0
-        self._buffers: list[torch.Tensor] = []  # keys and values, after the first update
+        # keys and values; none before the first update
+        self._buffers: list[torch.Tensor] = []
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write new columns; return views of all columns written."""
-        new = (key_states, value_states)
+        """Write new columns. Returns views of all columns written."""
+        new_states = (key_states, value_states)
         end = self.used + key_states.shape[-2]
         if not self._buffers or end > self._buffers[0].shape[-2]:
             rows, heads = key_states.shape[:2]
-            grown = [s.new_empty(rows, heads, _with_room(end), s.shape[-1]) for s in new]
-            for larger, old in zip(grown, self._buffers, strict=False):
-                larger[:, :, : self.used] = old[:, :, : self.used]
-            self._buffers = grown
-        for buffer, states in zip(self._buffers, new, strict=True):
+            columns = _with_room(end)
+            larger_buffers: list[torch.Tensor] = []
+            for states in new_states:
+                larger_buffers.append(states.new_empty(rows, heads, columns, states.shape[-1]))
+            # not strict: there are no buffers before the first update
+            for larger_buffer, buffer in zip(larger_buffers, self._buffers, strict=False):
+                larger_buffer[:, :, : self.used] = buffer[:, :, : self.used]
+            self._buffers = larger_buffers
+        for buffer, states in zip(self._buffers, new_states, strict=True):
             buffer[:, :, self.used : end] = states
         return self._show(self._buffers, end)
 
     def _show(self, buffers: list[torch.Tensor], end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take these buffers, of which `end` columns are used; return views of those."""
+        """Use these buffers, of which `end` columns are written. Returns views of those columns."""
         self._buffers = buffers
         self.used = end
         self.is_initialized = True
@@ -72,17 +77,17 @@ class RoomyLayer(DynamicLayer):
     def joined(
         cls, parts: Sequence[tuple[RoomyLayer, torch.Tensor, int]], width: int
     ) -> RoomyLayer:
-        """Layer of rows of several layers, one below the other, aligned at the right end.
+        """Make a layer of rows of several layers, one below the other, aligned at the right end.
 
         Args:
             parts: layers, each with the rows to take and the number of columns to take of them.
         """
         layer = cls()
         rows = sum(len(indices) for _, indices, _ in parts)
-        buffers = [
-            b.new_empty(rows, b.shape[1], _with_room(width), b.shape[3])
-            for b in parts[0][0]._buffers
-        ]
+        buffers: list[torch.Tensor] = []
+        for states in parts[0][0]._buffers:
+            heads = states.shape[1]
+            buffers.append(states.new_empty(rows, heads, _with_room(width), states.shape[3]))
         start = 0
         for part, indices, columns in parts:
             end = start + len(indices)
@@ -97,11 +102,12 @@ class RoomyLayer(DynamicLayer):
 
 
 def _with_room(columns: int) -> int:
+    """Columns of a buffer that holds these and some to spare."""
     return columns + max(_MIN_SPARE, columns // _SPARE_DIVISOR)
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
-    """An empty cache for this model, its plain attention layers with room to grow."""
+    """Make an empty cache for a model, its plain attention layers with room to grow."""
     cache = DynamicCache(config=model.config)
     cache.layers = [
         RoomyLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers
@@ -110,17 +116,22 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def joinable(cache: DynamicCache) -> bool:
-    """True where rows of different lengths can be joined.
+    """Check whether rows of different lengths can be joined.
 
     Sliding-window and other layers count columns in their own ways: their rows can only be picked.
     """
-    known = (RoomyLayer, LinearAttentionLayer, DummyLayer)
-    return all(type(layer) in known for layer in cache.layers)
+    joinable_types = (RoomyLayer, LinearAttentionLayer, DummyLayer)
+    return all(type(layer) in joinable_types for layer in cache.layers)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheRows:
-    """Rows of one cache in this order, perhaps repeated; the last `width` columns of each."""
+    """Rows to take from one cache.
+
+    Attributes:
+        rows: Indices of the rows, in their new order; an index may be repeated.
+        width: Number of columns to take, from the right end.
+    """
 
     cache: DynamicCache
     rows: torch.Tensor
@@ -132,37 +143,38 @@ def assemble(parts: Sequence[CacheRows]) -> DynamicCache:
 
     The caches of the parts must not be used afterwards.
     """
-    first = parts[0].cache
-    if not joinable(first):
+    # the first cache becomes the joined one
+    cache = parts[0].cache
+    if not joinable(cache):
         assert len(parts) == 1, "these layers' rows cannot be joined"
-        first.reorder_cache(parts[0].rows)  # pyright: ignore[reportArgumentType]  # any int tensor
-        return first
+        cache.reorder_cache(parts[0].rows)  # pyright: ignore[reportArgumentType]  # any int tensor
+        return cache
     width = max(part.width for part in parts)
-    for k, layer in enumerate(first.layers):
-        layer_parts: Any = [(part.cache.layers[k], part.rows, part.width) for part in parts]
+    for number, layer in enumerate(cache.layers):
+        layer_parts: Any = [(part.cache.layers[number], part.rows, part.width) for part in parts]
         if isinstance(layer, RoomyLayer):
-            first.layers[k] = RoomyLayer.joined(layer_parts, width)
+            cache.layers[number] = RoomyLayer.joined(layer_parts, width)
         elif isinstance(layer, LinearAttentionLayer):
             # recurrent states have no columns: padding never entered them
-            for states in ("conv_states", "recurrent_states"):
-                for i, state in getattr(layer, states).items():
+            for name in ("conv_states", "recurrent_states"):
+                for key, state in getattr(layer, name).items():
                     if state is not None:
-                        picked = [getattr(part, states)[i][rows] for part, rows, _ in layer_parts]
-                        getattr(layer, states)[i] = torch.cat(picked)
-    return first
+                        picked = [getattr(part, name)[key][rows] for part, rows, _ in layer_parts]
+                        getattr(layer, name)[key] = torch.cat(picked)
+    return cache
 
 
-def keep_rows(cache: DynamicCache, stay: Sequence[int], device: torch.device) -> list[int]:
-    """Shrink a cache to the rows `stay`; return their numbers in their new order.
+def keep_rows(cache: DynamicCache, rows: Sequence[int], device: torch.device) -> list[int]:
+    """Shrink a cache to the given rows. Returns their numbers in their new order.
 
-    The last rows move into the gaps, so that only as many rows are copied as have gone.
+    The last rows move into the gaps, so that no more rows are copied than were dropped.
     """
-    count = len(stay)
-    gaps = sorted(set(range(count)).difference(stay))
-    fillers = [k for k in stay if k >= count]
+    count = len(rows)
+    gaps = sorted(set(range(count)).difference(rows))
+    fillers = [row for row in rows if row >= count]
     order = list(range(count))
-    for gap, k in zip(gaps, fillers, strict=True):
-        order[gap] = k
+    for gap, filler in zip(gaps, fillers, strict=True):
+        order[gap] = filler
     index = torch.tensor(order, device=device)
     gap_index = torch.tensor(gaps, device=device, dtype=torch.long)
     for layer in cache.layers:

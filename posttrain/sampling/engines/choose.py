@@ -16,14 +16,16 @@ import torch
 from posttrain.rollouts import Parameters
 
 Seeds = npt.NDArray[np.uint64]
-_BLOCK = 256  # ids of the vocabulary whose probabilities are added up at once
+# ids of the vocabulary whose probabilities are added up at once
+_BLOCK = 256
 # increment of SplitMix64: 2^64 / golden ratio, made odd
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def uniforms(seeds: Seeds, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Random number in [0, 1) for each seed and position, by SplitMix64's finaliser over both."""
-    with np.errstate(over="ignore"):  # the arithmetic is modulo 2^64
+    # the arithmetic is modulo 2^64
+    with np.errstate(over="ignore"):
         steps = (positions.astype(np.uint64) + np.uint64(1)) * _GOLDEN
         mixed = _mix(_mix(seeds) + steps)
     # 52 bits: the product with a total can then not round up to the total
@@ -31,6 +33,7 @@ def uniforms(seeds: Seeds, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.f
 
 
 def _mix(z: Seeds) -> Seeds:
+    """SplitMix64's finaliser."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return z ^ (z >> np.uint64(31))

@@ -24,11 +24,12 @@ from posttrain.sampling.sampler import Budget, EngineOutput, EngineRequest, OnOu
 _REFILL_SHARE = 1 / 2
 # ended rows leave when they are this share of a batch
 _ENDED_SHARE = 1 / 16
-_REPORT_STEPS = 8  # steps between two calls of `progress`
+# steps between two calls of `progress`
+_REPORT_STEPS = 8
 # prompt positions in one forward pass, padding included: bounds memory
 PREFILL = 8192
-# Numbers in a layer's widest activation of one pass on a CPU. A larger pass does not fit the CPU's
-# caches, so that every step of a layer waits for memory.
+# elements of a layer's widest activation in one pass on a CPU; a larger pass does not fit the CPU's
+# caches, so that every step of a layer waits for memory
 _CACHED_ACTIVATIONS = 1 << 21
 
 
@@ -46,8 +47,8 @@ def decode(
     """Continue every prompt. Equal requests in equal order give equal outputs.
 
     Args:
-        model: in eval mode.
-        batch_size: rows decoded at the same time.
+        model: model in eval mode.
+        batch_size: number of rows decoded at the same time.
         progress: called every few steps with the number of new tokens.
         on_done: called with a request's number and output when it ends.
         on_step: called with the batch's rows after each step.
@@ -64,15 +65,16 @@ def decode(
     rows = [DecodedRow(request, _token_limit(model, request)) for request in requests]
     waiting = _admission_order([k for k, row in enumerate(rows) if not row.done], requests)
     batch = DecodeBatch(model)
-    reported = 0
+    tokens_reported = 0
     steps = 0
-    numbers = {id(row): k for k, row in enumerate(rows)}  # of the rows not handed over yet
+    # rows that are not handed over yet
+    number_of_row = {id(row): number for number, row in enumerate(rows)}
 
     def hand_over(candidates: Iterable[DecodedRow]) -> None:
         if on_done is not None:
             for row in candidates:
-                if row.done and id(row) in numbers:
-                    on_done(numbers.pop(id(row)), row.output())
+                if row.done and id(row) in number_of_row:
+                    on_done(number_of_row.pop(id(row)), row.output())
 
     hand_over(rows)
     while waiting or batch.going:
@@ -91,13 +93,13 @@ def decode(
         hand_over(batch.rows)
         steps += 1
         if progress and (steps % _REPORT_STEPS == 0 or not batch.going):
-            progress(batch.written - reported)
-            reported = batch.written
+            progress(batch.written - tokens_reported)
+            tokens_reported = batch.written
     return [row.output() for row in rows]
 
 
 def _token_limit(model: PreTrainedModel, request: EngineRequest) -> int:
-    """Limit of new tokens of a request: its own, or the room that the model's context leaves."""
+    """Greatest number of new tokens: the request's limit, or the room in the model's context."""
     assert request.ids, "a prompt has at least one token"
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     limit = request.parameters.max_tokens
@@ -126,12 +128,13 @@ def _admission_order(indices: Sequence[int], requests: Sequence[EngineRequest]) 
 
 @dataclass(slots=True)
 class DecodedRow:
-    """A request with the ids generated so far.
+    """Row of a batch: a request with the ids generated so far.
 
     Attributes:
-        limit: number of new ids at most.
-        done: no id will follow; `stopped` says that a stop id ended the row.
-        forced: [start, end) of `ids` that closed the reasoning for the model.
+        limit: Greatest number of new ids.
+        done: True if no id will follow.
+        stopped: True if a stop id ended the row.
+        forced: [start, end) of the `ids` that closed the reasoning for the model.
     """
 
     request: EngineRequest
@@ -145,7 +148,8 @@ class DecodedRow:
     _pending: list[int] = field(default_factory=list[int])
     # position at which the counted reasoning began; None before it
     _counted_from: int | None = None
-    _budget: Budget | None = None  # until the reasoning is closed
+    # None once the reasoning is closed
+    _budget: Budget | None = None
 
     def __post_init__(self) -> None:
         self._budget = self.request.budget
@@ -163,21 +167,23 @@ class DecodedRow:
         self.logps.append(logp)
         self.done = len(self.ids) >= self.limit
         if not is_forced and token in self.request.stop_ids:
-            self.done = self.stopped = True
+            self.done = True
+            self.stopped = True
         elif not is_forced and self._budget is not None:
             self._count_reasoning(token, self._budget)
         return token
 
     def _count_reasoning(self, token: int, budget: Budget) -> None:
         """Follow the reasoning by one sampled id; at the budget, plan the ids that close it."""
-        start = len(self.ids)
-        if self._counted_from is None:  # the model has not opened its reasoning yet
-            self._counted_from = start if token == budget.open_id else None
+        position = len(self.ids)
+        if self._counted_from is None:
+            # the model has not opened its reasoning before this id
+            self._counted_from = position if token == budget.open_id else None
         elif token == budget.close_id:
             self._budget = None
-        elif start - self._counted_from == budget.tokens:
+        elif position - self._counted_from == budget.tokens:
             closing = list(budget.closing(self.ids[self._counted_from :]))
-            self.forced = (start, min(start + len(closing), self.limit))
+            self.forced = (position, min(position + len(closing), self.limit))
             self._pending = closing[::-1]
             self._budget = None
 
@@ -197,12 +203,17 @@ class DecodedRow:
         )
 
 
-# Rows on their way into a batch: their cache, the logits of their next token, and the rows.
+# rows on their way into a batch: their cache, the logits of their next token, and the rows
 _Piece = tuple[CacheRows, torch.Tensor, list["DecodedRow"]]
 
 
 class DecodeBatch:
-    """Rows decoded at the same time, aligned at their right end: one column is one step."""
+    """Batch of rows that are decoded together, aligned at their right end: a column is a step.
+
+    Attributes:
+        rows: Rows of the batch, ended ones included until they are dropped.
+        written: Number of tokens written so far, in all rows that the batch has had.
+    """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -212,8 +223,8 @@ class DecodeBatch:
         self._logits = torch.empty(0)
         self._width = 0
         # projects the last position alone, where the model can
-        accepted = inspect.signature(model.forward).parameters
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in accepted else {}
+        parameters = inspect.signature(model.forward).parameters
+        self._head_options = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._lay_out()
 
     @property
@@ -223,22 +234,25 @@ class DecodeBatch:
 
     @property
     def may_join(self) -> bool:
-        """True where other rows can join those that are still going."""
+        """True if other rows can join those that have not ended."""
         return not self.going or joinable(self._cache)
 
     def drop_ended(self) -> None:
         """Drop the rows that have ended. At least one row must be going."""
-        stay = [k for k, row in enumerate(self.rows) if not row.done]
-        order = keep_rows(self._cache, stay, self.model.device)
+        going_rows = [k for k, row in enumerate(self.rows) if not row.done]
+        order = keep_rows(self._cache, going_rows, self.model.device)
         self.rows = [self.rows[k] for k in order]
         self._logits = self._logits[order]
         self._lay_out()
 
     def admit(self, new: Sequence[DecodedRow]) -> None:
         """Drop the ended rows, and add new ones behind the others after their prefill."""
-        stay = [k for k, row in enumerate(self.rows) if not row.done]
-        pieces = [self._staying(stay)] if stay else []
-        pieces += [self._prefilled(group) for group in self._groups(new)]
+        going_rows = [k for k, row in enumerate(self.rows) if not row.done]
+        pieces: list[_Piece] = []
+        if going_rows:
+            pieces.append(self._take_rows(going_rows))
+        for group in self._groups(new):
+            pieces.append(self._prefill(group))
         parts, logits, rows = zip(*pieces, strict=True)
         self.rows = [*itertools.chain(*rows)]
         self._logits = torch.cat(logits)
@@ -246,27 +260,29 @@ class DecodeBatch:
         self._cache = assemble(parts)
         self._lay_out()
 
-    def _staying(self, stay: list[int]) -> _Piece:
-        # columns that are padding in all rows that stay
-        unused = min(self._pads[k] for k in stay) if joinable(self._cache) else 0
-        index = torch.tensor(stay, device=self.model.device)
+    def _take_rows(self, indices: list[int]) -> _Piece:
+        """Take rows of this batch into the next one."""
+        # columns that are padding in all of these rows are left behind
+        unused = min(self._pads[k] for k in indices) if joinable(self._cache) else 0
+        index = torch.tensor(indices, device=self.model.device)
         part = CacheRows(self._cache, index, self._width - unused)
-        return part, self._logits[index], [self.rows[k] for k in stay]
+        return part, self._logits[index], [self.rows[k] for k in indices]
 
     def _groups(self, new: Sequence[DecodedRow]) -> Iterator[list[DecodedRow]]:
         """Split rows so that the distinct prompts of each group fit one forward pass.
 
         Where rows cannot join, all are in one group.
         """
-        one_pass = not joinable(new_cache(self.model))
+        only_one_pass = not joinable(new_cache(self.model))
         max_positions = prefill_positions(self.model)
         group: list[DecodedRow] = []
-        lengths: dict[tuple[int, ...], int] = {}  # of the distinct prompts
+        # distinct prompt → its length
+        lengths: dict[tuple[int, ...], int] = {}
         for row in new:
             row_length = {row.request.ids: len(row.request.ids)}
             extended = lengths | row_length
             positions = len(extended) * max(extended.values())
-            if group and positions > max_positions and not one_pass:
+            if group and positions > max_positions and not only_one_pass:
                 yield group
                 group = []
                 extended = row_length
@@ -275,7 +291,8 @@ class DecodeBatch:
         if group:
             yield group
 
-    def _prefilled(self, group: list[DecodedRow]) -> _Piece:
+    def _prefill(self, group: list[DecodedRow]) -> _Piece:
+        """Run the model over the prompts of new rows, each distinct prompt once."""
         prompts = list(dict.fromkeys(row.request.ids for row in group))
         width = max(len(ids) for ids in prompts)
         device = self.model.device
@@ -339,7 +356,7 @@ class DecodeBatch:
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            **self._last_only,
+            **self._head_options,
         )
         return out.logits[:, -1].float()
 

@@ -36,12 +36,14 @@ from posttrain.sampling.engines.replica import (
 
 __all__ = ["Client", "Replica", "RequestFailed", "ServerDown"]
 
-_MAX_PROBE_PAUSE = 5.0  # seconds between two probes
-_MAX_CONVERSATIONS = 1 << 16  # beyond it the one that was continued least recently is forgotten
+# longest pause between two probes of a server that is down, in seconds
+_MAX_PROBE_PAUSE = 5.0
+# conversations whose replica is remembered; beyond it the longest unused one is forgotten
+_MAX_CONVERSATIONS = 1 << 16
 
 
 class Client:
-    """The servers of one recipe, used from one event loop.
+    """Client of the servers of one recipe, used from one event loop.
 
     Args:
         first_wait: seconds before the second attempt, and between the first two probes of a server
@@ -65,13 +67,15 @@ class Client:
         self._tell = tell
         headers = key_headers(server.api_key_env)
         self._replicas = [Replica(url, server, headers=headers) for url in server.urls]
-        self._gate = asyncio.Semaphore(server.total_concurrency)
-        self._replica_of: OrderedDict[int, Replica] = OrderedDict()  # by conversation
-        # set while a replica is asked
+        self._concurrency = asyncio.Semaphore(server.total_concurrency)
+        # conversation → replica, the longest unused first
+        self._replica_of: OrderedDict[int, Replica] = OrderedDict()
+        # set while any replica is available
         self._available = asyncio.Event()
         self._available.set()
         self._outage_start = 0.0
-        self._obstacle = ""  # why a server that answers is not asked
+        # reason why a server that answers is not asked
+        self._obstacle = ""
 
     async def close(self) -> None:
         """Close the connections, and end the probes: a replica that is out stays out."""
@@ -84,7 +88,9 @@ class Client:
 
     async def drop_connections(self) -> None:
         """Close the connections, which servers drop when they idle; replicas that are out stay out.
-        An outage that went on while nothing was asked counts from now on."""
+
+        An outage that lasted while no request was sent counts from now on.
+        """
         self._outage_start = time.monotonic()
         for replica in self._replicas:
             await replica.close()
@@ -97,7 +103,7 @@ class Client:
     async def post(
         self, path: str, body: Mapping[str, Any], *, key: int, conversation: int | None = None
     ) -> dict[str, Any]:
-        """The JSON answer of a replica.
+        """Post a body to a replica, and return its JSON answer.
 
         Args:
             key: seed of the jitter of the pauses, for example the request's seed.
@@ -110,7 +116,7 @@ class Client:
         """
         attempt = 0
         moves = 0
-        async with self._gate:
+        async with self._concurrency:
             while True:
                 replica = await self._choose(conversation)
                 try:
@@ -125,8 +131,8 @@ class Client:
                         raise
                     self._take_out(replica, "lacks the model")
                 except TryAgain as failure:
-                    dropped = isinstance(failure, ConnectionBroken) and self._others(replica)
-                    if dropped and moves < len(self._replicas) and not await replica.responds():
+                    may_move = isinstance(failure, ConnectionBroken) and self._others(replica)
+                    if may_move and moves < len(self._replicas) and not await replica.responds():
                         # its server has died: no fault of the request
                         moves += 1
                         self._take_out(replica, "has dropped its connections")
@@ -144,10 +150,10 @@ class Client:
         wait: bool = True,
         to: Replica | None = None,
     ) -> None:
-        """Post a body to every replica that is asked, and ignore the texts of the answers.
+        """Post a body to every available replica, and ignore the texts of the answers.
 
-        A replica that does not take it while another does is not asked again until `on_return` has
-        brought it up to date.
+        A replica that does not take it while another does gets no more requests until `on_return`
+        has brought it up to date.
 
         Args:
             wait: True to wait where all replicas refuse connections; False: nothing is waited for,
@@ -215,7 +221,7 @@ class Client:
     # ---- which replica, and when ----
 
     async def _choose(self, conversation: int | None) -> Replica:
-        """The replica of the conversation, else the one with the fewest requests in flight."""
+        """Choose the conversation's replica, else the one with the fewest requests in flight."""
         while not self._available.is_set():
             await self._wait_for_replica()
         replica = self._replica_of.get(conversation) if conversation is not None else None
@@ -230,25 +236,29 @@ class Client:
         return replica
 
     def _others(self, replica: Replica) -> Sequence[Replica]:
-        """The other replicas that are asked."""
-        return [other for other in self._replicas if other.is_available and other is not replica]
+        """Available replicas beside this one."""
+        return [
+            candidate
+            for candidate in self._replicas
+            if candidate.is_available and candidate is not replica
+        ]
 
-    def _take_out(self, replica: Replica, why: str) -> None:
-        """Ask a replica no more until it is back; all requests wait for the same probe."""
+    def _take_out(self, replica: Replica, reason: str) -> None:
+        """Send a replica no more requests until its probe has brought it back."""
         if not replica.is_available:
             return
         replica.probe = asyncio.create_task(self._bring_back(replica))
-        others = len(self._others(replica))
-        if others:
+        available = len(self._others(replica))
+        if available:
             self._tell(
-                f"{replica.url} {why}: its requests go to {others} other replica(s) until it is "
-                "back"
+                f"{replica.url} {reason}: its requests go to {available} other replica(s) until it "
+                "is back"
             )
             return
         self._available.clear()
         self._outage_start = time.monotonic()
         self._tell(
-            f"{replica.url} {why}: waiting up to {self._server.wait:g} s for it to start "
+            f"{replica.url} {reason}: waiting up to {self._server.wait:g} s for it to start "
             "(backend.wait)"
         )
 
@@ -256,7 +266,8 @@ class Client:
         """Probe a replica until it answers and is up to date."""
         start = time.monotonic()
         pause = self._first_wait
-        told = ""  # once, not at every probe
+        # told once, not at every probe
+        told_obstacle = ""
         while True:
             await asyncio.sleep(pause)
             pause = min(_MAX_PROBE_PAUSE, pause * 2)
@@ -267,9 +278,9 @@ class Client:
                     await self._on_return(replica)
             except PosttrainError as error:
                 self._obstacle = f"{replica.url} answers again, and is not asked: {error}"
-                if self._obstacle != told:
-                    told = self._obstacle
-                    self._tell(told)
+                if self._obstacle != told_obstacle:
+                    told_obstacle = self._obstacle
+                    self._tell(told_obstacle)
                 continue
             break
         self._obstacle = ""
@@ -278,7 +289,7 @@ class Client:
         self._tell(f"{replica.url} answers again after {time.monotonic() - start:.0f} s")
 
     async def _wait_for_replica(self) -> None:
-        """Wait until a replica is asked again. Raises ServerDown after the recipe's `wait`."""
+        """Wait until a replica is available. Raises ServerDown after the recipe's `wait`."""
         limit = self._server.wait
         remaining = limit - (time.monotonic() - self._outage_start)
         try:
@@ -288,8 +299,11 @@ class Client:
             raise ServerDown(f"{outage} for {limit:g} s (backend.wait)") from None
 
     async def _pause(self, failure: TryAgain, *, attempt: int, key: int) -> None:
-        """Sleep before the next attempt; attempts count from 0. Raises RequestFailed behind the
-        last."""
+        """Sleep before the next attempt; attempts count from 0.
+
+        Raises:
+            RequestFailed: the failed attempt was the last.
+        """
         attempts = self._server.retries + 1
         if attempt == attempts - 1:
             raise RequestFailed(f"{failure}, {attempts} attempts") from failure

@@ -1,4 +1,4 @@
-"""One server: JSON over HTTP, with timeouts, and the kinds of failure that its answers have."""
+"""One server: JSON over HTTP, with timeouts, and the errors that its answers are raised as."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ import aiohttp
 from posttrain.config.backend import Server
 from posttrain.errors import ConfigError, PosttrainError
 
-MAX_RETRY_PAUSE = 60.0  # seconds
-_PROBE_TIMEOUT = 10.0  # seconds
-_CONNECT_TIMEOUT = 30.0  # seconds; a machine that is gone refuses nothing
-_STARTING = (502, 503, 504)  # answers of a proxy whose server has not started yet
+# in seconds
+MAX_RETRY_PAUSE = 60.0
+_PROBE_TIMEOUT = 10.0
+# a machine that is switched off does not refuse a connection, it never answers
+_CONNECT_TIMEOUT = 30.0
+# statuses of a proxy whose server has not started yet
+_STARTING = (502, 503, 504)
 _HOPELESS = {401: "refuses the key", 403: "refuses the key", 404: "has no such address or model"}
-_SHOWN_CHARACTERS = 300  # characters of a server's answer in a message
+# characters of a server's answer in a message
+_SHOWN_CHARACTERS = 300
+# longest event of a stream; a longer one is no answer, and would fill the memory
 _MAX_EVENT_BYTES = 1 << 23
 
 
 class RequestFailed(PosttrainError):
-    """One request got no usable answer; others may."""
+    """A request got no usable answer; others may get one."""
 
 
 class ServerDown(PosttrainError):
-    """No server could be asked for longer than the recipe waits: no request can succeed."""
+    """No server was available for longer than the recipe waits: no request can succeed."""
 
 
 class ConnectionRefused(RequestFailed):
@@ -55,9 +60,9 @@ class Replica:
     """One server at one address, used from one event loop.
 
     Attributes:
-        url: Its address.
+        url: Address of the server.
         in_flight: Number of requests that it was sent or that wait to be sent to it.
-        probe: Task that waits for a server that is not asked meanwhile; None while it is asked.
+        probe: Task that waits for the server to return; None while it is available.
     """
 
     def __init__(self, url: str, server: Server, *, headers: Mapping[str, str]) -> None:
@@ -67,7 +72,7 @@ class Replica:
         self._concurrency = server.concurrency
         self._timeout = server.timeout
         self._headers = headers
-        self._gate = Semaphore(server.concurrency)
+        self._semaphore = Semaphore(server.concurrency)
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -83,7 +88,7 @@ class Replica:
             await session.close()
 
     def _open(self) -> aiohttp.ClientSession:
-        """The session, opened on first use so that it belongs to the running event loop."""
+        """Open the session on first use, so that it belongs to the running event loop."""
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._concurrency),
@@ -127,7 +132,7 @@ class Replica:
         """
         self.in_flight += 1
         try:
-            async with self._gate, self._open().post(self.url + path, json=body) as answer:
+            async with self._semaphore, self._open().post(self.url + path, json=body) as answer:
                 if answer.status != 200:
                     text = f"status {answer.status}: {await answer.text(errors='replace')}"
                     text = text[:_SHOWN_CHARACTERS]
@@ -149,12 +154,12 @@ class Replica:
 
 
 async def read_object(answer: aiohttp.ClientResponse) -> dict[str, Any]:
-    """The JSON object of an answer. Raises TryAgain for anything else."""
+    """Read the JSON object of an answer. Raises TryAgain for anything else."""
     return _object(await answer.read(), TryAgain)
 
 
 async def read_events(answer: aiohttp.ClientResponse) -> AsyncGenerator[dict[str, Any]]:
-    """JSON objects of an event stream as they arrive, or that of a plain answer."""
+    """Read the JSON objects of an event stream as they arrive, or that of a plain answer."""
     if answer.content_type != "text/event-stream":
         yield await read_object(answer)
         return
@@ -183,7 +188,9 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]
             raise RequestFailed(f"an event of more than {_MAX_EVENT_BYTES} bytes")
         for line in map(bytes.strip, lines):
             if line.startswith(b"data:"):
-                if text := line[5:].strip():  # an empty one keeps a proxy from closing the stream
+                text = line[5:].strip()
+                # an empty one keeps a proxy from closing the stream
+                if text:
                     data.append(text)
             elif not line and data:
                 event = b"\n".join(data)
@@ -193,7 +200,8 @@ async def _events(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]
                 yield _object(event, RequestFailed)
     if incomplete_line.startswith(b"data:"):
         data.append(incomplete_line[5:].strip())
-    if data and data != [b"[DONE]"]:  # a stream that ends without an empty line
+    # a stream that ends without an empty line
+    if data and data != [b"[DONE]"]:
         yield _object(b"\n".join(data), RequestFailed)
 
 
@@ -202,7 +210,8 @@ def _retry_after(header: str | None) -> float:
     try:
         return min(MAX_RETRY_PAUSE, max(0.0, float(header or 0)))
     except ValueError:
-        return 0.0  # a date: the growing pauses do without it
+        # a date: the growing pauses do without it
+        return 0.0
 
 
 def key_headers(variable: str | None) -> dict[str, str]:

@@ -32,7 +32,8 @@ Decode = Callable[[Ids], str]
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # rows × columns of a scored batch: bounds the memory of its activations and logits
 _SCORED_POSITIONS = 1 << 13
-_MAX_CHARACTER_TOKENS = 8  # tokens of one character at most; more are broken bytes
+# most tokens of one character; more are broken bytes
+_MAX_CHARACTER_TOKENS = 8
 
 
 class TransformersEngine:
@@ -61,7 +62,7 @@ class TransformersEngine:
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """Implements `Engine.generate`, with the errors of `generate_each`."""
+        """Continue all prompts (`Engine.generate`), with the errors of `generate_each`."""
         return await self.generate_each(requests, progress=progress)
 
     async def generate_each(
@@ -71,7 +72,9 @@ class TransformersEngine:
         on_done: OnOutput | None = None,
         progress: Progress = None,
     ) -> list[EngineOutput]:
-        """Implements `IncrementalEngine.generate_each`; callbacks run in the event loop's thread.
+        """Continue prompts one by one (`IncrementalEngine.generate_each`).
+
+        Callbacks run in the event loop's thread.
 
         Raises:
             ConfigError: the GPU's memory does not hold `batch_size` such prompts.
@@ -93,7 +96,7 @@ class TransformersEngine:
             ) from error
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
-        """Implements `Scorer.score`."""
+        """Score all requests (`Scorer.score`)."""
         return await score_in_thread(self.model, requests, around=lambda: self._lock)
 
 
@@ -125,7 +128,7 @@ def _score_batch(
         ids_B_T[row, : len(request.ids)] = torch.tensor(request.ids)
         attended_B_T[row, : len(request.ids)] = 1
     ids_B_T = ids_B_T.to(model.device)
-    # Logits of the prompts would take most of the memory: keep those from the first scored id on.
+    # logits of the prompts would take most of the memory: keep those from the first scored id on
     first_scored = min(
         request.mask.index(True) if any(request.mask) else columns for request in requests
     )
@@ -154,11 +157,12 @@ async def score_in_thread(
     *,
     around: Callable[[], AbstractContextManager[Any]],
 ) -> list[ScoreOutput]:
-    """`score_ids` inside of `around`, in a thread beside the event loop."""
+    """Run `score_ids` inside `around`, in a thread beside the event loop."""
 
     def run() -> list[ScoreOutput]:
         if model.device.type == "cuda":
-            torch.cuda.set_device(model.device)  # a thread begins with the first
+            # a new thread has the first GPU as its device
+            torch.cuda.set_device(model.device)
         with around():
             return score_ids(model, requests)
 
@@ -175,7 +179,7 @@ async def decode_in_thread(
     on_done: OnOutput | None = None,
     on_step: Callable[[Sequence[DecodedRow]], None] | None = None,
 ) -> list[EngineOutput]:
-    """Run `decode` inside of `around`, in a thread beside the event loop.
+    """Run `decode` inside `around`, in a thread beside the event loop.
 
     `progress` and `on_done` are called in the thread of the event loop, `on_step` in the other.
     """
@@ -187,7 +191,8 @@ async def decode_in_thread(
 
     def run() -> list[EngineOutput]:
         if model.device.type == "cuda":
-            torch.cuda.set_device(model.device)  # a thread begins with the first
+            # a new thread has the first GPU as its device
+            torch.cuda.set_device(model.device)
         with around():
             return decode(
                 model,
@@ -207,7 +212,7 @@ async def decode_in_thread(
 
 
 class StreamingEngine(TransformersEngine):
-    """A `TransformersEngine` of one request at a time that shows its text while it is generated.
+    """A `TransformersEngine` of one request at a time, which shows its text while it is generated.
 
     Args:
         decode: token ids → text, special tokens kept.
@@ -240,8 +245,11 @@ class StreamingEngine(TransformersEngine):
 
         def show(rows: Sequence[DecodedRow]) -> None:
             [row] = rows
-            text = "" if row.stopped else pieces.add(row.ids[-1])
-            text += pieces.end() if row.done else ""
+            text = ""
+            if not row.stopped:
+                text += pieces.add(row.ids[-1])
+            if row.done:
+                text += pieces.end()
             if text:
                 loop.call_soon_threadsafe(self._show, row.request.ids, text)
 
@@ -267,18 +275,21 @@ class TextPieces:
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._ids: list[int] = []
-        self._shown = 0  # number of ids whose text was returned
+        # number of ids whose text was returned
+        self._shown = 0
 
     def add(self, token: int) -> str:
-        """Text that this token completes; "" inside of a character."""
+        """Add a token, and return the text that it completes; "" inside a character."""
         self._ids.append(token)
-        may_complete = len(self._ids) - self._shown < _MAX_CHARACTER_TOKENS
-        return "" if may_complete and self._decode(self._ids).endswith(_REPLACEMENT) else self.end()
+        may_be_part = len(self._ids) - self._shown < _MAX_CHARACTER_TOKENS
+        if may_be_part and self._decode(self._ids).endswith(_REPLACEMENT):
+            return ""
+        return self.end()
 
     def end(self) -> str:
-        """Text not returned yet; at the end with the bytes of an incomplete character."""
-        before = self._decode(self._ids[: self._shown])
+        """Return the remaining text, with the bytes of an incomplete character."""
+        shown_text = self._decode(self._ids[: self._shown])
         text = self._decode(self._ids)
         self._ids = self._ids[self._shown :]
         self._shown = len(self._ids)
-        return text[len(before) :]
+        return text[len(shown_text) :]

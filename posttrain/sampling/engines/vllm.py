@@ -1,7 +1,7 @@
 """vLLM as an `Engine`: in this process, or behind the `/completions` of its server.
 
-The server's requests use vLLM's fields `return_token_ids` and `stop_token_ids`. In this process it
-needs the extra `vllm`.
+Requests to a server use vLLM's fields `return_token_ids` and `stop_token_ids`. In this process vLLM
+must be installed (the extra `vllm`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from posttrain.sampling.sampler import (
     ScoreRequest,
 )
 
-Call = tuple[Ids, int, Sequence[int]]  # prompt ids, limit of new tokens, stop ids
+# prompt ids, limit of new tokens, stop ids
+Call = tuple[Ids, int, Sequence[int]]
 
 
 def budget_calls(request: EngineRequest) -> Generator[Call, EngineOutput, EngineOutput]:
@@ -46,33 +47,36 @@ def budget_calls(request: EngineRequest) -> Generator[Call, EngineOutput, Engine
             "this template lets the model open its own reasoning; a budget then needs "
             "backend.kind transformers"
         )
-    stops = (*request.stop_ids, budget.close_id)
-    head = yield request.ids, min(limit, budget.tokens), stops
-    if head.error or (head.ids and head.ids[-1] in request.stop_ids):
-        return head
-    ids = head.ids
-    logps = head.logps
+    stop_ids = (*request.stop_ids, budget.close_id)
+    reasoning = yield request.ids, min(limit, budget.tokens), stop_ids
+    if reasoning.error or (reasoning.ids and reasoning.ids[-1] in request.stop_ids):
+        return reasoning
+    ids = reasoning.ids
+    logps = reasoning.logps
     forced = None
-    if head.finish != "stop":  # else the model closed its reasoning itself
+    if reasoning.finish != "stop":
+        # the model has not closed its reasoning itself
         closing = tuple(budget.closing(ids))[: limit - len(ids)]
         forced = (len(ids), len(ids) + len(closing)) if closing else None
         if logps is not None:
-            logps = (*logps, *(0.0,) * len(closing))  # forced ids were not sampled
+            # forced ids were not sampled
+            logps = (*logps, *(0.0,) * len(closing))
         ids = (*ids, *closing)
     if len(ids) >= limit:
         return EngineOutput(ids, "length", logps, forced)
-    tail = yield (*request.ids, *ids), limit - len(ids), request.stop_ids
-    logps = None if logps is None or tail.logps is None else (*logps, *tail.logps)
-    return EngineOutput((*ids, *tail.ids), tail.finish, logps, forced, tail.error)
+    answer = yield (*request.ids, *ids), limit - len(ids), request.stop_ids
+    logps = None if logps is None or answer.logps is None else (*logps, *answer.logps)
+    return EngineOutput((*ids, *answer.ids), answer.finish, logps, forced, answer.error)
 
 
 # -- offline ---------------------------------------------------------------------------------------
 
 
 def open_vllm(config: VllmBackend, *, checkpoint: Path, weights: str) -> VllmEngine:
-    """Load a checkpoint into vLLM. Raises ConfigError where that is not installed."""
+    """Load a checkpoint into vLLM. Raises ConfigError where vLLM is not installed."""
     refuse_missing_vllm()
-    vllm: Any = importlib.import_module("vllm")  # an extra
+    # an extra, which type checkers do not find
+    vllm: Any = importlib.import_module("vllm")
     dtype = config.dtype
     if dtype == "auto":
         # vLLM's own `auto` serves float32 checkpoints in bfloat16
@@ -104,22 +108,23 @@ class VllmEngine:
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """Implements `Engine.generate`; requests that hit their reasoning budget take two calls."""
+        """Continue all prompts; those that reach their reasoning budget take two calls."""
         return await asyncio.to_thread(self._generate, requests, progress)
 
     def _generate(
         self, requests: Sequence[EngineRequest], progress: Progress
     ) -> list[EngineOutput]:
-        flows = [budget_calls(request) for request in requests]
+        # one generator of calls for each request
+        generators = [budget_calls(request) for request in requests]
         outputs: dict[int, EngineOutput] = {}
-        calls = {k: next(flow) for k, flow in enumerate(flows)}
+        calls = {k: next(generator) for k, generator in enumerate(generators)}
         while calls:
             answers = self._call([requests[k] for k in calls], list(calls.values()))
             pending = list(calls)
             calls = {}
             for k, answer in zip(pending, answers, strict=True):
                 try:
-                    calls[k] = flows[k].send(answer)
+                    calls[k] = generators[k].send(answer)
                 except StopIteration as end:
                     outputs[k] = end.value
         if progress is not None:
@@ -127,6 +132,7 @@ class VllmEngine:
         return [outputs[k] for k in range(len(requests))]
 
     def _call(self, requests: Sequence[EngineRequest], calls: Sequence[Call]) -> list[EngineOutput]:
+        """Make one call of each request, all in one batch."""
         vllm: Any = importlib.import_module("vllm")
         parameters = [
             vllm.SamplingParams(
@@ -177,7 +183,7 @@ class CompletionsEngine:
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """Implements `Engine.generate`. All requests run at once, within the client's bound."""
+        """Continue all prompts at the same time, within the client's bound."""
 
         async def generate_one(request: EngineRequest) -> EngineOutput:
             try:
@@ -191,6 +197,7 @@ class CompletionsEngine:
         return list(await asyncio.gather(*map(generate_one, requests)))
 
     async def _generate(self, request: EngineRequest) -> EngineOutput:
+        """Make the calls of one request."""
         calls = budget_calls(request)
         call = next(calls)
         while True:
@@ -237,10 +244,11 @@ class CompletionsEngine:
         return output_of(choice, max_tokens, stop_ids, logps=parameters.logps)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
-        """Implements `Scorer.score` with vLLM's `prompt_logprobs`."""
+        """Score all requests by vLLM's `prompt_logprobs` (`Scorer.score`)."""
         return list(await asyncio.gather(*map(self._score, requests)))
 
     async def _score(self, request: ScoreRequest) -> ScoreOutput:
+        """Score one request."""
         body: dict[str, Any] = {
             "model": self._model,
             "prompt": list(request.ids),
@@ -290,7 +298,15 @@ def prompt_logps(answer: Mapping[str, Any], request: ScoreRequest) -> tuple[floa
 def output_of(
     choice: Mapping[str, Any], limit: int, stop_ids: Sequence[int], *, logps: bool
 ) -> EngineOutput:
-    """Output of a server's choice. Raises RequestFailed where it does not fit the request."""
+    """Read a server's choice as an output.
+
+    Args:
+        limit: greatest number of new tokens that was requested.
+        logps: True if log-probabilities were requested.
+
+    Raises:
+        RequestFailed: the choice does not fit the request.
+    """
     ids = choice.get("token_ids")
     if not _numbers(ids, int) or not all(0 <= i < 1 << 31 for i in ids) or len(ids) > limit:
         raise RequestFailed(f"token_ids that are not up to {limit} ids: {_shown(ids)}")
@@ -311,11 +327,12 @@ def output_of(
 
 
 def _shown(value: object) -> str:
+    """Beginning of a value's text, for a message."""
     return writable(repr(value)[:200])
 
 
 def _numbers(values: Any, *kinds: type) -> TypeGuard[list[Any]]:
-    """True for a list of finite numbers of these types."""
+    """Check for a list of finite numbers of these types."""
     return isinstance(values, list) and all(
         type(value) in kinds and abs(value) < 1e300 for value in cast(list[Any], values)
     )

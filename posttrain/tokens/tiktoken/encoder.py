@@ -1,4 +1,4 @@
-"""Texts → ids through tiktoken, with the ids that `tokenizers` gives, several times as fast.
+"""Encoder by tiktoken, with the ids that `tokenizers` gives, several times as fast.
 
 Texts on which the two libraries could differ, or on which tiktoken's backtracking gives up, go to
 `tokenizers` one by one.
@@ -24,59 +24,80 @@ from posttrain.tokens.encode import batches
 from posttrain.tokens.tiktoken.ranks import Ranks
 
 Ids = npt.NDArray[np.int32]
-# a run that a pattern must give back character by character; Rust's engine gives up at a million
+# characters of white space from which a text goes to `tokenizers`: a pattern gives such a run back
+# character by character, and Rust's engine gives up at a million
 _LONGEST_RUN = 100_000
 _RUN = re.compile(rf"\s{{{_LONGEST_RUN}}}")
-_JOINED = 1 << 23  # characters tokenised in one call, so that memory stays bounded
+# characters that are tokenised in one call, which bounds memory
+_CALL_CHARACTERS = 1 << 23
 
 
 class TiktokenEncoder:
-    """tiktoken made from ranks; `slow` tokenises the few texts that it must not be given."""
+    """Encoder by tiktoken, made from ranks.
+
+    Args:
+        slow: encoder of the few texts that tiktoken must not be given.
+    """
 
     def __init__(self, ranks: Ranks, *, slow: Callable[[Sequence[str]], list[Ids]]) -> None:
-        # no text can hold the separator by accident or on purpose; ids do not depend on it
+        # random, so that no text can hold the separator by accident or on purpose; ids do not
+        # depend on it
         self._separator = f"\x00{secrets.token_hex(8)}\x01"
-        self._mark = len(ranks.ids)
+        self._separator_rank = len(ranks.ids)
+        # by rank, the separator's last: ids, and sizes in bytes
         self._ids = np.append(ranks.ids, np.int32(-1))
-        written = [*ranks.merges, *(token.encode() for token in ranks.special)]
-        self._sizes = np.array([*map(len, written), 0], np.int64)  # bytes a rank stands for
-        self._nfc, self._slow = ranks.nfc, slow
+        token_bytes = [*ranks.merges, *(token.encode() for token in ranks.special)]
+        self._sizes = np.array([*map(len, token_bytes), 0], np.int64)
+        self._nfc = ranks.nfc
+        self._slow = slow
         self._odd = odd_characters(nfc=ranks.nfc)
         self._encoding = tiktoken.Encoding(
             "tokenizer.json",
             pat_str=_grouped(ranks.pattern),
             mergeable_ranks=ranks.merges,
-            special_tokens={**ranks.special, self._separator: self._mark},
+            special_tokens={**ranks.special, self._separator: self._separator_rank},
         )
 
     def arrays(self, texts: Sequence[str]) -> list[Ids]:
-        """Ids of each text, int32; views of one array a call."""
+        """Ids of each text, (n,) int32; they may be views of one array."""
         results: dict[int, Ids] = {}
-        fast = [k for k, text in enumerate(texts) if self._takes(text)]
-        for batch in batches(fast, lambda k: len(texts[k]), most=_JOINED, count=len(fast)):
-            results |= zip(batch, self._joined([texts[k] for k in batch]), strict=True)
-        if slow := [k for k in range(len(texts)) if k not in results]:
-            results |= zip(slow, self._slow([texts[k] for k in slow]), strict=True)
-        return [results[k] for k in range(len(texts))]
+        fast_rows = [row for row, text in enumerate(texts) if self._is_safe(text)]
+        for rows in batches(
+            fast_rows,
+            lambda row: len(texts[row]),
+            most=_CALL_CHARACTERS,
+            count=len(fast_rows),
+        ):
+            results |= zip(rows, self._encode_joined([texts[row] for row in rows]), strict=True)
+        slow_rows = [row for row in range(len(texts)) if row not in results]
+        if slow_rows:
+            results |= zip(slow_rows, self._slow([texts[row] for row in slow_rows]), strict=True)
+        return [results[row] for row in range(len(texts))]
 
     def offsets(self, text: str) -> list[tuple[int, int]] | None:
-        """The character span of each token, that of the character for parts of one; None for a text
-        that is not given to tiktoken."""
-        if not self._takes(text):
+        """Character span `(start, end)` of each token; None for a text that tiktoken is not given.
+
+        Tokens that are parts of one character have the span of the character.
+        """
+        if not self._is_safe(text):
             return None
         sizes = self._sizes.take(self._ranks(text))
         ends = np.cumsum(sizes)
         starts = ends - sizes
         if not text.isascii():
-            first = (np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80
-            character = np.cumsum(first) - 1
-            starts, ends = character[starts], character[ends - 1] + 1
+            # from spans in bytes to spans in characters: all bytes of a character but the first
+            # begin with the bits 10
+            begins_character = (np.frombuffer(text.encode(), np.uint8) & 0xC0) != 0x80
+            character_of_byte = np.cumsum(begins_character) - 1
+            starts = character_of_byte[starts]
+            ends = character_of_byte[ends - 1] + 1
         return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
     def _ranks(self, text: str) -> npt.NDArray[np.uint32]:
         return self._encoding.encode_to_numpy(text, allowed_special="all", disallowed_special=())
 
-    def _takes(self, text: str) -> bool:
+    def _is_safe(self, text: str) -> bool:
+        """Check that tiktoken can only give the ids of `tokenizers` for a text."""
         if len(text) >= _LONGEST_RUN and _RUN.search(text):
             return False
         if text.isascii():
@@ -85,17 +106,18 @@ class TiktokenEncoder:
             return False
         return not self._nfc or unicodedata.is_normalized("NFC", text)
 
-    def _joined(self, texts: Sequence[str]) -> Iterable[Ids]:
+    def _encode_joined(self, texts: Sequence[str]) -> Iterable[Ids]:
+        """Ids of each text, from one call: a call for each text would cost more than its ids."""
         ranks = self._ranks(self._separator.join(texts))
-        marks = np.flatnonzero(ranks == self._mark)
-        assert len(marks) == len(texts) - 1, "only this process knows its separator"
+        separators = np.flatnonzero(ranks == self._separator_rank)
+        assert len(separators) == len(texts) - 1, "only this process knows its separator"
         ids = self._ids.take(ranks)
-        edges = [-1, *marks.tolist(), len(ids)]
+        edges = [-1, *separators.tolist(), len(ids)]
         return (ids[start + 1 : stop] for start, stop in pairwise(edges))
 
 
 def _grouped(pattern: str) -> str:
-    """All alternatives before the look-ahead in one group, which Rust tries all at once."""
+    """Put the alternatives before the look-ahead into one group, which Rust tries all at once."""
     before, look_ahead, after = pattern.partition(r"|\s+(?!\S)")
     return f"(?:{before}){look_ahead}{after}"
 
@@ -104,7 +126,7 @@ def _grouped(pattern: str) -> str:
 # Both carry tables of some version of Unicode. What one version assigned, later ones keep, so only
 # characters that Python's own table does not know can be classed in two ways.
 
-# what the listed patterns ask of a character; (?i:…) only ever holds ASCII letters
+# classes of characters in the listed patterns; (?i:…) only ever holds ASCII letters
 CLASSES = (
     r"\p{L}", r"\p{N}", r"\p{M}", r"\s",
     r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]",
@@ -115,22 +137,34 @@ _PLANES = ((0, 0xD800), (0xE000, 0x40000), (0xE0000, 0xE1000))
 
 @functools.cache
 def odd_characters(*, nfc: bool) -> re.Pattern[str] | None:
-    """A pattern for the characters that the two class, or (with `nfc`) normalise, differently."""
-    unknown = [
-        chr(c) for plane in _PLANES for c in range(*plane) if unicodedata.category(chr(c)) == "Cn"
-    ]
+    """Pattern for the characters that the two libraries class differently; None without any.
+
+    Args:
+        nfc: True to include the characters that they normalise differently.
+    """
+    unknown: list[str] = []
+    for plane in _PLANES:
+        for code in range(*plane):
+            # unassigned, as far as Python's table knows
+            if unicodedata.category(chr(code)) == "Cn":
+                unknown.append(chr(code))
     odd = differing(unknown)
     if nfc:
         normalize = normalizers.NFC().normalize_str
-        # between two marks in the wrong order: anything but a character of its own is moved
+        # between two marks in the wrong order: NFC changes the line only if `tokenizers` knows the
+        # character as one that combines or decomposes
         lines = [f"q\u0307{char}\u0316" for char in unknown]
-        changed = normalize("\n".join(lines)).split("\n")
-        odd |= {c for c, a, b in zip(unknown, lines, changed, strict=True) if a != b}
-    return re.compile(f"[{''.join(map(re.escape, sorted(odd)))}]") if odd else None
+        normalised_lines = normalize("\n".join(lines)).split("\n")
+        for char, line, normalised in zip(unknown, lines, normalised_lines, strict=True):
+            if line != normalised:
+                odd.add(char)
+    if not odd:
+        return None
+    return re.compile(f"[{''.join(map(re.escape, sorted(odd)))}]")
 
 
 def differing(chars: list[str]) -> set[str]:
-    """Those of some characters that the two engines class differently."""
+    """Characters, out of those given, that the two engines class differently."""
     text = "".join(chars)
     single_bytes = {bytes([b]): b for b in range(256)}
     different: set[str] = set()
@@ -140,8 +174,9 @@ def differing(chars: list[str]) -> set[str]:
         rust = tiktoken.Encoding(
             name, pat_str=name, mergeable_ranks=single_bytes, special_tokens={}
         )
-        here = {piece for piece, _ in oniguruma.pre_tokenize_str(text)}
-        different |= here ^ set(bytes(rust.encode_ordinary(text)).decode())
+        oniguruma_members = {piece for piece, _ in oniguruma.pre_tokenize_str(text)}
+        rust_members = set(bytes(rust.encode_ordinary(text)).decode())
+        different |= oniguruma_members ^ rust_members
     return different
 
 
@@ -166,16 +201,19 @@ _WORDS = (
 
 
 def probe_texts(special: Sequence[str]) -> list[str]:
-    """The built-in texts, and mixtures of them with white space and special tokens."""
+    """Hard texts: built-in ones, and mixtures of them with white space and special tokens."""
     rng = random.Random(0)
     texts = [*_WORDS, "".join(map(chr, range(0x250)))]
-    texts += [w + s + v for w, s, v in itertools.product(("a", "1", ".", "é"), _SPACES, ("b", "2"))]
-    texts += [a + b for a, b in itertools.product(_SPACES, _SPACES)]
-    marks = [*special[:64], *(token[:-1] for token in special[:8])]
+    for parts in itertools.product(("a", "1", ".", "é"), _SPACES, ("b", "2")):
+        texts.append("".join(parts))
+    for spaces in itertools.product(_SPACES, _SPACES):
+        texts.append("".join(spaces))
+    # whole special tokens, and some without their last character
+    token_texts = [*special[:64], *(token[:-1] for token in special[:8])]
     for _ in range(200):
-        parts = rng.choices(_WORDS, k=6)
-        glue = rng.choices([*_SPACES, *marks], k=6)
-        texts.append("".join(itertools.chain(*zip(parts, glue, strict=True))))
+        words = rng.choices(_WORDS, k=6)
+        glue = rng.choices([*_SPACES, *token_texts], k=6)
+        texts.append("".join(itertools.chain(*zip(words, glue, strict=True))))
     texts += [f"a{token} {token}{token}\n{token}b" for token in special[:256]]
     return texts
 
@@ -183,9 +221,14 @@ def probe_texts(special: Sequence[str]) -> list[str]:
 def disagreement(
     fast: Arrays, slow: Arrays, *, special: Sequence[str], more: Iterable[str] = ()
 ) -> str | None:
-    """The first probe text to which the two give other ids, `None` when there is none."""
+    """Find the first probe text to which two encoders give different ids; None without one.
+
+    Args:
+        special: special tokens of the tokenizer.
+        more: texts to probe beside the built-in ones.
+    """
     texts = [*probe_texts(special), *more]
-    for text, ours, theirs in zip(texts, fast(texts), slow(texts), strict=True):
-        if not np.array_equal(ours, theirs):
+    for text, fast_ids, slow_ids in zip(texts, fast(texts), slow(texts), strict=True):
+        if not np.array_equal(fast_ids, slow_ids):
             return text
     return None

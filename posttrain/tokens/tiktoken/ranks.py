@@ -1,4 +1,4 @@
-"""A byte-level BPE of `tokenizers` as tiktoken ranks, where the two can only give the same ids.
+"""tiktoken ranks of a byte-level BPE of `tokenizers`, where the two can only give the same ids.
 
     ranks = ranks_of(tokenizer, json.loads(tokenizer.to_str()))
     # Ranks(merges={b"a": 0, …}, special={"<|im_end|>": 100256}, …), or a reason:
@@ -26,9 +26,9 @@ import numpy.typing as npt
 import tokenizers
 
 # bytes that occur in no UTF-8 text
-_NEVER = {0xC0, 0xC1, *range(0xF5, 0x100)}
+_NON_UTF8_BYTES = {0xC0, 0xC1, *range(0xF5, 0x100)}
 _FLAGS = ("single_word", "lstrip", "rstrip")
-# what a model of byte-level BPE must say, and what it may say beside an absent or null key
+# keys of a BPE model → values beside null that leave it a plain byte-level one
 _PLAIN_MODEL = {
     "dropout": (),
     "unk_token": (),
@@ -41,10 +41,14 @@ _PLAIN_MODEL = {
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Ranks and ids of tokens as tiktoken needs them, and the way back.
+    """Ranks of tokens, as tiktoken needs them, and ids by rank.
 
-    `merges` maps a token's bytes to its rank, `special` an added token's text to its own; `ids[r]`
-    is the id of rank r (int32). `nfc`: text is normalised to NFC first.
+    Attributes:
+        pattern: Regular expression that splits texts into pieces.
+        merges: Bytes of a token → its rank.
+        special: Text of an added token → its rank.
+        ids: (ranks,) int32, id of each rank.
+        nfc: True if texts are normalised to NFC first.
     """
 
     pattern: str
@@ -55,32 +59,41 @@ class Ranks:
 
 
 def ranks_of(tokenizer: tokenizers.Tokenizer, parts: Mapping[str, Any]) -> Ranks | str:
-    """The ranks of a tokenizer, or why tiktoken could give other ids.
+    """Convert a tokenizer to ranks.
 
     Args:
         parts: the tokenizer's `to_str()`, parsed.
+
+    Returns:
+        The ranks, or the reason why tiktoken could give other ids.
     """
-    model, normalizer = parts["model"], parts["normalizer"]
-    pattern = pattern_of(parts["pre_tokenizer"])
-    problem = (
-        _not_byte_level(model)
-        or ("its pre-tokenizer is not one that tiktoken can express" if pattern is None else "")
-        or ("" if normalizer in (None, {"type": "NFC"}) else "it normalises text")
-        or _not_plain(parts["added_tokens"], normalised=normalizer is not None)
-    )
+    model = parts["model"]
+    normalizer = parts["normalizer"]
+    added_tokens = parts["added_tokens"]
+    problem = _model_problem(model)
     if problem:
         return problem
-    assert pattern is not None
+    pattern = pattern_of(parts["pre_tokenizer"])
+    if pattern is None:
+        return "its pre-tokenizer is not one that tiktoken can express"
+    if normalizer not in (None, {"type": "NFC"}):
+        return "it normalises text"
+    problem = _added_token_problem(added_tokens, normalised=normalizer is not None)
+    if problem:
+        return problem
     ranks = _merge_ranks(tokenizer, model)
     if isinstance(ranks, str):
         return ranks
     merges, ids = ranks
-    special = {t["content"]: len(ids) + k for k, t in enumerate(parts["added_tokens"])}
-    table = np.array([*ids, *(t["id"] for t in parts["added_tokens"])], np.int32)
-    return Ranks(pattern, merges, special, table, nfc=normalizer is not None)
+    special: dict[str, int] = {}
+    for index, token in enumerate(added_tokens):
+        special[token["content"]] = len(ids) + index
+    ids_by_rank = np.array([*ids, *(token["id"] for token in added_tokens)], np.int32)
+    return Ranks(pattern, merges, special, ids_by_rank, nfc=normalizer is not None)
 
 
-def _not_byte_level(model: Mapping[str, Any]) -> str:
+def _model_problem(model: Mapping[str, Any]) -> str:
+    """Reason why a model is no plain byte-level BPE; "" for one that is."""
     if model["type"] != "BPE":
         return f"its model is {model['type']}, not BPE"
     for key, allowed in _PLAIN_MODEL.items():
@@ -89,68 +102,93 @@ def _not_byte_level(model: Mapping[str, Any]) -> str:
     return ""
 
 
-def _not_plain(added: Sequence[Mapping[str, Any]], *, normalised: bool) -> str:
-    """Why added tokens could be found elsewhere than by looking for the longest in the text."""
-    for token in added:
-        flag = next((f for f in _FLAGS if token[f]), None)
-        if flag is None and normalised and token["normalized"]:
-            flag = "normalized"
-        if flag is not None:
-            return f"its added token {token['content']!r} is {flag}"
-    texts = sorted(token["content"] for token in added)
+def _added_token_problem(added_tokens: Sequence[Mapping[str, Any]], *, normalised: bool) -> str:
+    """Reason why the two libraries could find added tokens at different places; "" without one.
+
+    tiktoken looks for the longest added token at each place of the text as it is given.
+
+    Args:
+        normalised: True if the tokenizer normalises texts.
+    """
+    for token in added_tokens:
+        flags = [name for name in _FLAGS if token[name]]
+        if normalised and token["normalized"]:
+            flags.append("normalized")
+        if flags:
+            return f"its added token {token['content']!r} is {flags[0]}"
+    texts = sorted(token["content"] for token in added_tokens)
     for text, following in itertools.pairwise(texts):
         if not text or "\x00" in text:
             return f"its added token {text!r} is unusual"
         if following.startswith(text):
             return f"its added token {text!r} begins another, {following!r}"
     # without a normaliser these two kinds are looked for one after the other in the same text
-    first = [t["content"] for t in added if not t["normalized"]]
-    for late, early in itertools.product((t["content"] for t in added if t["normalized"]), first):
+    early_texts = [token["content"] for token in added_tokens if not token["normalized"]]
+    late_texts = [token["content"] for token in added_tokens if token["normalized"]]
+    for late, early in itertools.product(late_texts, early_texts):
         if _overlap(late, early) or _overlap(early, late) or late in early or early in late:
             return f"its added tokens {early!r} and {late!r} can overlap"
     return ""
 
 
 def _overlap(left: str, right: str) -> bool:
-    return any(right.startswith(left[-k:]) for k in range(1, min(len(left), len(right)) + 1))
+    """Check whether an end of `left` is a beginning of `right`."""
+    lengths = range(1, min(len(left), len(right)) + 1)
+    return any(right.startswith(left[-length:]) for length in lengths)
 
 
 def _merge_ranks(
     tokenizer: tokenizers.Tokenizer, model: Mapping[str, Any]
 ) -> tuple[dict[bytes, int], list[int]] | str:
-    """Bytes → rank and rank → id: single bytes, then merged tokens by merge, then whole pieces."""
+    """Rank a vocabulary: single bytes, then merged tokens in order of merges, then whole pieces.
+
+    Returns:
+        Bytes → rank, and the id of each rank; or the reason why tiktoken could give other ids.
+    """
     alphabet = _alphabet()
     vocab: dict[str, int] = model["vocab"]
-    letters = [c for c in alphabet if c in vocab]
-    if {alphabet[c] for c in letters} | _NEVER != set(range(256)):
+    byte_tokens = [char for char in alphabet if char in vocab]
+    covered_bytes = {alphabet[char] for char in byte_tokens}
+    if covered_bytes | _NON_UTF8_BYTES != set(range(256)):
         return "its vocabulary lacks bytes"
-    ordered = _by_priority(model["merges"])
-    if ordered is None:
+    merge_order = _merged_tokens(model["merges"])
+    if merge_order is None:
         return "the merges of one token are not listed together"
-    looked_up: set[str] = set()
+    # tokens that no merge makes: found only where a whole piece is looked up
+    unmerged: list[str] = []
     if model.get("ignore_merges"):
-        looked_up = {t for t in vocab.keys() - {*letters, *ordered} if set(t) <= alphabet.keys()}
-    parts = _part_counts(tokenizer, [*ordered, *sorted(looked_up, key=vocab.__getitem__)])
-    merged = [token for token in ordered if parts[token] == 1]
-    whole: list[str] = []
+        for token in vocab.keys() - {*byte_tokens, *merge_order}:
+            if set(token) <= alphabet.keys():
+                unmerged.append(token)
+    unmerged.sort(key=vocab.__getitem__)
+    part_counts = _part_counts(tokenizer, [*merge_order, *unmerged])
+    merged = [token for token in merge_order if part_counts[token] == 1]
+    pieces: list[str] = []
     if model.get("ignore_merges"):
-        whole = [token for token, count in parts.items() if count > 1]
-        if bad := next((token for token in whole if parts[token] < 3), None):
-            return f"its token {bad!r} is a piece but no merge"
-    tokens = [*letters, *merged, *whole]
-    ranks = {bytes(alphabet[c] for c in token): rank for rank, token in enumerate(tokens)}
+        pieces = [token for token, count in part_counts.items() if count > 1]
+        for token in pieces:
+            # tiktoken would merge the two parts wherever they are neighbours
+            if part_counts[token] < 3:
+                return f"its token {token!r} is a piece but no merge"
+    tokens = [*byte_tokens, *merged, *pieces]
+    ranks: dict[bytes, int] = {}
+    for rank, token in enumerate(tokens):
+        ranks[bytes(alphabet[char] for char in token)] = rank
     return ranks, [vocab[token] for token in tokens]
 
 
-def _by_priority(merges: Sequence[str] | Sequence[Sequence[str]]) -> list[str] | None:
-    """The tokens that merges make, the first to be made first; `None` if that is no clear order."""
-    products = (m.replace(" ", "", 1) if isinstance(m, str) else "".join(m) for m in merges)
+def _merged_tokens(merges: Sequence[str] | Sequence[Sequence[str]]) -> list[str] | None:
+    """Tokens that merges make, in the order of the merges; None if one is made at two places."""
+    products: list[str] = []
+    for merge in merges:
+        # "a b" in older files, ["a", "b"] in newer ones
+        products.append(merge.replace(" ", "", 1) if isinstance(merge, str) else "".join(merge))
     order = [token for token, _ in itertools.groupby(products)]
     return order if len(set(order)) == len(order) else None
 
 
 def _part_counts(tokenizer: tokenizers.Tokenizer, tokens: Sequence[str]) -> dict[str, int]:
-    """Into how many parts each token's own text is merged, whole pieces not looked up."""
+    """Count the parts that merges leave of each token's text, whole pieces not looked up."""
     model: Any = tokenizer.model
     looks_up = model.ignore_merges
     model.ignore_merges = False
@@ -161,10 +199,12 @@ def _part_counts(tokenizer: tokenizers.Tokenizer, tokens: Sequence[str]) -> dict
 
 
 def _alphabet() -> dict[str, int]:
-    """The characters that byte-level vocabularies write bytes with (GPT-2's), and their bytes."""
+    """Characters that byte-level vocabularies write bytes with (GPT-2's) → the bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(printable)]
-    return {**{chr(b): b for b in printable}, **{chr(256 + k): b for k, b in enumerate(others)}}
+    unprintable = [byte for byte in range(256) if byte not in set(printable)]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet |= {chr(256 + index): byte for index, byte in enumerate(unprintable)}
+    return alphabet
 
 
 # -- regular expressions that mean the same to both libraries --------------------------------------
@@ -176,7 +216,8 @@ def _alphabet() -> dict[str, int]:
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 _HEAD = r"[^\r\n\p{L}\p{N}]?"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _OTHER = r" ?[^\s\p{L}\p{N}]+"
 
 GPT_2 = rf"'s|'t|'re|'ve|'m|'ll|'d| ?\p{{L}}+| ?\p{{N}}+|{_OTHER}|\s+(?!\S)|\s+"
@@ -201,19 +242,21 @@ _KNOWN = frozenset(PATTERNS.values())
 
 
 def pattern_of(pre_tokenizer: Mapping[str, Any] | None) -> str | None:
-    """The listed pattern that a `tokenizer.json`'s pre-tokenizer splits by; `None` for others."""
+    """Listed pattern that the pre-tokenizer of a `tokenizer.json` splits by; None for any other."""
     if pre_tokenizer is None:
         return None
     steps = [pre_tokenizer]
     if pre_tokenizer["type"] == "Sequence":
         steps = pre_tokenizer["pretokenizers"]
-    *splits, last = steps
-    if last["type"] != "ByteLevel" or last["add_prefix_space"]:
+    *splits, byte_level = steps
+    if byte_level["type"] != "ByteLevel" or byte_level["add_prefix_space"]:
         return None
+    # its own regular expression is GPT-2's
+    uses_gpt_2 = byte_level.get("use_regex", True)
     if not splits:
-        return GPT_2 if last.get("use_regex", True) else None
+        return GPT_2 if uses_gpt_2 else None
     split = splits[0]
-    if len(splits) > 1 or split["type"] != "Split" or last.get("use_regex", True):
+    if len(splits) > 1 or split["type"] != "Split" or uses_gpt_2:
         return None
     # where a pattern leaves no gap, cutting at its matches and keeping its matches are the same
     if (split["behavior"], split["invert"]) not in (("Isolated", False), ("Removed", True)):

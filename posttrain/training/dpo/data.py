@@ -1,4 +1,4 @@
-"""The pairs of a `dpo_data` artifact, checked row by row, and the collators that batch them.
+"""Pairs of a `dpo_data` artifact, checked row by row, and the collators that batch them.
 
 The columns that training needs take about 5 bytes per token in memory. Both layouts of a batch give
 the same log-probabilities:
@@ -130,7 +130,11 @@ def load_pairs(artifact: Path) -> Pairs:
             and id.
     """
     shards = sorted((artifact / "pairs").glob("train-*.parquet"))
-    tables = [table for shard in shards if len(table := _read_shard(shard))]
+    tables: list[pa.Table] = []
+    for shard in shards:
+        shard_table = _read_shard(shard)
+        if len(shard_table):
+            tables.append(shard_table)
     if not tables:
         raise DataError(f"{artifact} has no pairs")
     table = pa.concat_tables(tables)
@@ -160,7 +164,7 @@ def _read_shard(shard: Path) -> pa.Table:
 
 def _problems(table: pa.Table) -> Iterator[tuple[int, str]]:
     """Row and problem of each pair that cannot be trained on."""
-    # (column that is true where a pair is good, problem of the others)
+    # (column that is true where a pair passes, problem of the others)
     checks: list[tuple[Any, str]] = [
         (pc.is_in(table["category"], pa.array(CATEGORIES)), f"category is none of {CATEGORIES}"),
         (pc.greater(pc.list_value_length(table["prompt_ids"]), 0), "its prompt is empty"),
@@ -172,10 +176,10 @@ def _problems(table: pa.Table) -> Iterator[tuple[int, str]]:
         checks.append((same_length, f"{side}_ids and {side}_mask differ in length"))
         trained = pa.array(_count_true(mask, _list_lengths(mask)) > 0)
         checks.append((trained, f"{side}_mask trains no token"))
-    for good, problem in checks:
-        # a comparison with a null list is null, and such a pair is no good either
-        good_rows = pc.fill_null(good, False).to_numpy(zero_copy_only=False)
-        for row in np.flatnonzero(~good_rows):
+    for passes, problem in checks:
+        # a comparison with a null list is null, and such a pair does not pass either
+        passing_rows = pc.fill_null(passes, False).to_numpy(zero_copy_only=False)
+        for row in np.flatnonzero(~passing_rows):
             yield int(row), problem
 
 

@@ -1,4 +1,4 @@
-"""The DPO stage: from pairs and a policy to a checkpoint artifact."""
+"""DPO stage: pairs and a policy → a checkpoint artifact."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ from posttrain.training.plan import (
 )
 from posttrain.training.stage import DataStage, Preflight, PreparedRun
 
-MAX_STEPS = 50  # the paper's, Appendix C
+# steps of the paper's run (Appendix C)
+MAX_STEPS = 50
 # steps of a run on few pairs, at least: fewer would hardly move the policy
 FITTING_STEPS = 8
 # time of a forward pass, as a share of that of a training step
@@ -357,7 +358,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         args = trainer.args
         pairs = trainer.pairs
         store = trainer.store
-        drawn = trainer.global_batch * args.max_steps
+        pairs_drawn = trainer.global_batch * args.max_steps
         tokens = int(pairs.lengths.sum())
         trained = int(pairs.chosen.sampled.sum() + pairs.rejected.sampled.sum())
         missing = sum(len(store.shards[shard]) for shard in store.missing())
@@ -374,13 +375,13 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             batch_line(trainer, prepared.launched, name="pairs", row_tokens=tokens / len(pairs)),
             (
                 "steps",
-                f"{args.max_steps} × {trainer.global_batch} = {drawn:,} pairs drawn, "
-                f"{drawn / len(pairs):.2f} epochs",
+                f"{args.max_steps} × {trainer.global_batch} = {pairs_drawn:,} pairs drawn, "
+                f"{pairs_drawn / len(pairs):.2f} epochs",
             ),
             ("reference", f"{store.path}: {reference_text} (key {store.key.digest[:12]})"),
         ]
         if measure:
-            passes = drawn + FORWARD_SHARE * missing
+            passes = pairs_drawn + FORWARD_SHARE * missing
 
             def margin(inputs: dict[str, torch.Tensor]) -> torch.Tensor:
                 """Loss of about the same cost as the run's, which needs no reference."""
@@ -413,25 +414,25 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         trainer = prepared.trainer
         loss = self.recipe.loss
         rows = [row for row in trainer.state.log_history if "preference_loss" in row]
-        first = rows[0]
-        last = rows[-1]
+        first_row = rows[0]
+        last_row = rows[-1]
         lowest_change = min(row["chosen_change_per_token"] for row in rows)
         steps = trainer.state.global_step
         pairs = len(trainer.pairs)
-        drawn = steps * trainer.global_batch
+        pairs_drawn = steps * trainer.global_batch
         by_category = trainer.pairs.by_category()
         stats = {
             "method": self.method,
-            "epochs": drawn / pairs,
+            "epochs": pairs_drawn / pairs,
             "global_batch": trainer.global_batch,
-            "pairs_drawn": drawn,
+            "pairs_drawn": pairs_drawn,
             "pairs_by_category": by_category,
-            "train_loss": last["loss"],
+            "train_loss": last_row["loss"],
             "beta": loss.beta,
             "sft_form": loss.sft_form,
-            "first_preference_loss": first["preference_loss"],
-            "first_sft": {form: first[f"sft_{form}"] for form in ("sum", "mean")},
-            "last": {name: last[name] for name in LAST_METRICS},
+            "first_preference_loss": first_row["preference_loss"],
+            "first_sft": {form: first_row[f"sft_{form}"] for form in ("sum", "mean")},
+            "last": {name: last_row[name] for name in LAST_METRICS},
             "lowest_chosen_change_per_token": lowest_change,
             "chosen_fell": lowest_change < trainer.chosen_floor,
             "reference_key": trainer.store.key.digest,
@@ -445,7 +446,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             "",
             "| last logged step | |",
             "|---|---|",
-            *[f"| {name.replace('_', ' ')} | {last[name]:.4f} |" for name in LAST_METRICS],
+            *[f"| {name.replace('_', ' ')} | {last_row[name]:.4f} |" for name in LAST_METRICS],
         ]
         if stats["chosen_fell"]:
             fall = f"by up to {-lowest_change:.4f} nats a token"
@@ -453,7 +454,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         categories = [f"| {name} | {count:,} |" for name, count in by_category.items()]
         return RunOutcome(
             rows=pairs,
-            reached=min(pairs, drawn),
+            reached=min(pairs, pairs_drawn),
             stats=stats,
             summary=summary,
             data=["## Data", "", "| category | pairs |", "|---|---|", *categories, ""],

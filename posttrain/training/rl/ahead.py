@@ -2,7 +2,7 @@
 
 With lag 1 the rollouts of step k come from the weights after step k − 2, whatever the timing: in
 this process they are sampled before step k − 1 trains, on a server while it does. A checkpoint
-holds them, so that a run that goes on samples none of them again.
+holds them, so that a resumed run samples none of them again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from posttrain.sampling.generate import row_line
 
 @dataclass(frozen=True, slots=True)
 class SampledGroups:
-    """Groups of a step, with their rewards where these do not wait for the step itself."""
+    """Groups of a step, and their rewards unless these must wait for the step itself."""
 
     groups: list[Group]
     rewards: list[GroupRewards] | None = None
@@ -34,10 +34,10 @@ Sampling = Coroutine[Any, Any, SampledGroups]
 
 
 class AheadRollouts:
-    """The rollouts of the next step, sampled or being sampled.
+    """Holder of the next step's rollouts, which are sampled or being sampled.
 
     Args:
-        runner: runner of the reward's event loop, in which nothing else may run meanwhile.
+        runner: runner of the reward's event loop; nothing else may use it while it samples.
     """
 
     def __init__(self, runner: asyncio.Runner) -> None:
@@ -56,13 +56,13 @@ class AheadRollouts:
         """Sample the rollouts of a step, counted from 0, in a thread beside the training."""
         future: Future[SampledGroups] = Future()
 
-        async def cancellable() -> SampledGroups:
+        async def sample() -> SampledGroups:
             self._task = asyncio.current_task()
             return await sampling
 
         def run() -> None:
             try:
-                future.set_result(self._runner.run(cancellable()))
+                future.set_result(self._runner.run(sample()))
             except BaseException as error:  # noqa: BLE001 - raised where the rollouts are taken
                 future.set_exception(error)
 
@@ -71,14 +71,14 @@ class AheadRollouts:
         threading.Thread(target=run, name="rollouts", daemon=True).start()
 
     def wait(self) -> None:
-        """Wait for the rollouts that are being sampled. Raises as their sampling does."""
+        """Wait for the rollouts that are being sampled, and raise the error of their sampling."""
         if self._future is not None:
             future = self._future
             self._future = None
             self._sampled = future.result()
 
     def take(self, step: int) -> SampledGroups | None:
-        """Rollouts of a step, counted from 0; None of the first, which nothing is ahead of."""
+        """Hand out the rollouts of a step, from 0; None for the first step, sampled by itself."""
         self.wait()
         sampled = self._sampled
         self._sampled = None
@@ -88,7 +88,7 @@ class AheadRollouts:
         return sampled
 
     def close(self) -> None:
-        """Give up the rollouts that are being sampled."""
+        """Cancel the rollouts that are being sampled."""
         if self._future is None:
             return
         if self._task is not None:
@@ -100,7 +100,7 @@ class AheadRollouts:
     # ---- checkpoints ----
 
     def save(self, file: Path) -> None:
-        """Write the rollouts of the next step, when they are finished; nothing behind the last.
+        """Write the rollouts of the next step once they are finished; after the last step, nothing.
 
         Rewards are not written: they depend on the rollouts and the step alone.
         """
@@ -111,23 +111,23 @@ class AheadRollouts:
             {
                 "step": self._step,
                 "prompt": group.prompt.id,
-                "completions": [completion_to_row(each) for each in group.completions],
+                "completions": [completion_to_row(completion) for completion in group.completions],
             }
             for group in self._sampled.groups
         ]
         file.write_text("".join(map(row_line, rows)), "utf-8")
 
     def load(self, file: Path, *, step: int, prompts: Mapping[str, Prompt]) -> None:
-        """Take up the rollouts that a checkpoint holds of a step, counted from 0.
+        """Load the rollouts of a step, from 0, out of a checkpoint's file.
 
         Raises:
-            DataError: it holds none, or those of another step.
+            DataError: the file holds rollouts of another step.
         """
         rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
         groups: list[Group] = []
         for row in rows:
             if row["step"] != step:
                 raise DataError(f"{file} holds rollouts of step {row['step'] + 1}, not {step + 1}")
-            completions = tuple(completion_from_row(each) for each in row["completions"])
-            groups.append(Group(prompts[row["prompt"]], completions))
+            completions = [completion_from_row(completion) for completion in row["completions"]]
+            groups.append(Group(prompts[row["prompt"]], tuple(completions)))
         self.put(step, SampledGroups(groups))

@@ -10,9 +10,9 @@ The paper (arXiv 2512.20848, section 3.2.2) fixes the share of each domain in ev
 each domain a Gaussian over pass rates whose mean falls linearly with the step; Llama-Nemotron
 (arXiv 2505.00949, section 5.1) allocates by the prompts that each pass rate has. Ours: one mean and
 one sigma for all domains; domains rounded by largest remainder, buckets with the remainder carried
-to the next step; a bucket with too few prompts gives every step the same part of what it wants, and
-what is then missing comes from the bucket nearest to the step's mean (theirs: from the largest
-pool, which is often the one of hopeless prompts).
+to the next step; a bucket with too few prompts fills the same part of every step's target, and the
+prompts that are then missing come from the bucket nearest to the step's mean (theirs: from the
+largest pool, which is often the one of hopeless prompts).
 """
 
 from __future__ import annotations
@@ -313,10 +313,12 @@ def _fill_by_exchange(
     """
     for step in range(len(missing)):
         while missing[step]:
-            partner, bucket, given_up = _find_exchange(step, allocated, most_in_batch, supply)
-            allocated[partner][given_up] -= 1
+            partner, bucket, released_bucket = _find_exchange(
+                step, allocated, most_in_batch, supply
+            )
+            allocated[partner][released_bucket] -= 1
             allocated[partner][bucket] += 1
-            allocated[step][given_up] += 1
+            allocated[step][released_bucket] += 1
             supply[bucket] -= 1
             missing[step] -= 1
 
@@ -329,16 +331,16 @@ def _find_exchange(
 ) -> tuple[int, int, int]:
     """Find a step to exchange with, the bucket that it takes from and the one that it gives up."""
     buckets = range(len(most_in_batch))
-    wanted = [bucket for bucket in buckets if allocated[step][bucket] < most_in_batch[bucket]]
+    open_buckets = [bucket for bucket in buckets if allocated[step][bucket] < most_in_batch[bucket]]
     for bucket in buckets:
         if not supply[bucket]:
             continue
         for partner, step_counts in enumerate(allocated):
             if partner == step or step_counts[bucket] >= most_in_batch[bucket]:
                 continue
-            for given_up in wanted:
-                if step_counts[given_up]:
-                    return partner, bucket, given_up
+            for released_bucket in open_buckets:
+                if step_counts[released_bucket]:
+                    return partner, bucket, released_bucket
     raise AssertionError("the supply is enough for all steps")
 
 

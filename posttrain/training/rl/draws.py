@@ -372,19 +372,19 @@ class PromptDraws:
         """Describe the drawn and the target pass rates in the first and the last third of the
         steps, and where the profile lacks prompts for the target."""
         third = max(len(self._planned) // 3, 1)
-        drawn: list[float] = []
+        drawn_rates: list[float] = []
         for steps in (self._planned[:third], self._planned[-third:]):
-            drawn.append(
+            drawn_rates.append(
                 statistics.fmean(self._mean_rate(_by_domain(draws)[domain]) for draws in steps)
             )
-        text = f"pass rate drawn {drawn[0]:.2f} → {drawn[1]:.2f}"
-        targets = [target for target in self._targets if target is not None]
+        text = f"pass rate drawn {drawn_rates[0]:.2f} → {drawn_rates[1]:.2f}"
+        targets = [target_rates for target_rates in self._targets if target_rates is not None]
         if not targets:
             return text
-        target = [statistics.fmean(targets[:third]), statistics.fmean(targets[-third:])]
-        text += f" for a target of {target[0]:.2f} → {target[1]:.2f}"
-        drawn_fall = drawn[0] - drawn[1]
-        target_fall = target[0] - target[1]
+        target_rates = [statistics.fmean(targets[:third]), statistics.fmean(targets[-third:])]
+        text += f" for a target of {target_rates[0]:.2f} → {target_rates[1]:.2f}"
+        drawn_fall = drawn_rates[0] - drawn_rates[1]
+        target_fall = target_rates[0] - target_rates[1]
         if (
             len(self._planned) > 1
             and abs(target_fall) > _CONSTANT_TARGET
@@ -393,7 +393,7 @@ class PromptDraws:
             change = "fall" if target_fall > 0 else "rise"
             text += f" (it cannot {change}: the profile has too few prompts of other pass rates)"
             return text
-        worst = max(drawn[0] - target[0], drawn[1] - target[1], key=abs)
+        worst = max(drawn_rates[0] - target_rates[0], drawn_rates[1] - target_rates[1], key=abs)
         if abs(worst) > _OFF_TARGET:
             difficulty = "easier" if worst < 0 else "harder"
             text += f" ({worst:+.2f} off: the profile has too few {difficulty} prompts)"
@@ -401,15 +401,15 @@ class PromptDraws:
 
     def stats(self) -> dict[str, Any]:
         """Counts of the drawn prompts for the manifest, at the end of the run."""
-        drawn: list[Draw] | list[DrawnGroup]
+        draws: list[Draw] | list[DrawnGroup]
         if self._recorded:
-            drawn = self._recorded_groups()
+            draws = self._recorded_groups()
         else:
-            drawn = [draw for draws in self._planned for draw in draws]
+            draws = [draw for step_draws in self._planned for draw in step_draws]
         return {
-            "reasons": dict(sorted(Counter(draw.reason for draw in drawn).items())),
-            "prompts": dict(sorted(Counter(draw.domain for draw in drawn).items())),
-            "different": len({draw.prompt_id for draw in drawn}),
+            "reasons": dict(sorted(Counter(draw.reason for draw in draws).items())),
+            "prompts": dict(sorted(Counter(draw.domain for draw in draws).items())),
+            "different": len({draw.prompt_id for draw in draws}),
         }
 
 

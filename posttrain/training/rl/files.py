@@ -1,4 +1,4 @@
-"""Every rollout on disk: a file a batch of rollouts, a line a group.
+"""Rollouts on disk: one file for each batch of rollouts, one line for each group.
 
     rollouts/step-00001.jsonl
     {"step": 1, "position": 0, "attempt": 0, "dropped": false, "prompt": {"id": "maths-7", …},
@@ -8,14 +8,14 @@
                                   "strayed": 1.0, "kept": true}}, …],
      "judgements": [{…}, …]}
 
-Where a reward has values for tokens, `token_rewards` has them, one for each token that the policy
+Where a reward has values for tokens, `token_rewards` lists them, one for each token that the policy
 wrote; `reward` is then their sum, and `advantage` the mean of the tokens' advantages.
 
-With `rollouts.lag: 1` each rollout has `version`, the number of batches that the weights that wrote
-it had been trained on; without lag these are all batches before its own.
+With `rollouts.lag: 1` each rollout has `version`, the number of batches that its sampling weights
+had been trained on; without lag these are all batches before its own.
 
 The file appears whole or not at all; a batch that is made again gives the same bytes. Seconds
-differ from run to run, so they are in neither log nor artifact, but in a file of their own:
+differ from run to run, so they are kept out of log and artifact, in a file of their own:
 
     timing.jsonl
     {"step": 1, "rollout": 4.1, "reward": 2.0, "train": 6.3, "verifiers": {"math": {"p50": 0.1}}}
@@ -41,7 +41,7 @@ from posttrain.rollouts import Completion, prompt_to_row
 from posttrain.training.output import ROLLOUTS, TIMING
 from posttrain.training.rl.batch import RolloutKey, ScoredGroup
 
-# digits of a token's value on disk, few because a batch has as many values as tokens
+# decimals of a token's value on disk; few, since a batch has as many values as tokens
 TOKEN_DIGITS = 4
 RatioStats = Mapping[RolloutKey, Mapping[str, Any]]
 
@@ -78,7 +78,7 @@ def group_row(
 
 
 def _rollout_row(scored: ScoredGroup, index: int, ratios: RatioStats) -> dict[str, Any]:
-    """Convert a rollout to a row: totals, then the values of its tokens where it has such."""
+    """Convert a rollout to a row: totals, then the values of its tokens where it has any."""
     rewards = scored.rewards
     credit = rewards.rewards[index]
     advantage = scored.advantages[index]
@@ -99,6 +99,7 @@ def _rollout_row(scored: ScoredGroup, index: int, ratios: RatioStats) -> dict[st
 
 
 def _completion_row(completion: Completion) -> dict[str, Any]:
+    """Convert a completion to a row: its text, why it ended, and its lengths in tokens."""
     texts: list[str] = []
     for step in completion.steps:
         texts.append(step.text)
@@ -123,7 +124,7 @@ def write_part(file: Path, rows: Sequence[Mapping[str, Any]], *, process: int) -
 
 
 def join_parts(file: Path, *, processes: int) -> None:
-    """Join the parts of all processes to the file, in order of position.
+    """Join the parts of all processes into the file, in order of position.
 
     Every process must have written its part.
     """
@@ -148,7 +149,7 @@ def _part_file(file: Path, process: int) -> Path:
 
 
 class StepClock:
-    """Clock of one batch of rollouts at a time, in seconds of each part of the work."""
+    """Clock of the current batch of rollouts: seconds of each part of the work."""
 
     def __init__(self, out: Path) -> None:
         self.path = out / TIMING
@@ -157,7 +158,7 @@ class StepClock:
         self.verifiers: dict[str, dict[str, float]] = {}
 
     def start(self, step: int) -> None:
-        """Begin a new batch, whose first update is this optimiser step, from 1."""
+        """Reset the clock for the batch whose first update is optimiser step `step`, from 1."""
         self.step = step
         self.seconds = defaultdict(float)
         self.verifiers = {}

@@ -30,7 +30,7 @@ Tensor = torch.Tensor
 
 @dataclass
 class FullOutput(ModelOutput):
-    """Fields of each label behind the first column, `[rows, columns - 1]`; 0 where nothing is
+    """Scores of each label behind the first column, `[rows, columns - 1]`; 0 where nothing is
     trained."""
 
     log_probs: Tensor | None = None
@@ -40,7 +40,7 @@ class FullOutput(ModelOutput):
 
 @dataclass(frozen=True, slots=True)
 class FullObjective:
-    """Teachers in process, whose whole distributions the student is trained on.
+    """Objective that trains the student on the whole distributions of teachers in this process.
 
     Attributes:
         teachers: Teacher by name.
@@ -51,23 +51,24 @@ class FullObjective:
     teacher_of: Mapping[str, str]
 
     def use_head(self, student: PreTrainedModel) -> None:
-        """Have the student's head take `sources`, one a row, and give `reverse_kl`.
+        """Extend the student's forward pass: given `sources`, one a row, it returns `reverse_kl`.
 
         Raises:
-            ConfigError: a model that scales its logits behind its head, or a teacher whose
-                vocabulary has another size.
+            ConfigError: a model scales its logits behind its head, or a teacher's vocabulary has
+                another size than the student's.
         """
-        rows = _head(student).out_features
+        student_logits = _head(student).out_features
         for name, teacher in self.teachers.items():
             if changes_logits(teacher.plain_model) or changes_logits(student):
                 raise ConfigError(
                     f"objective full: the model of the student or of teacher {name!r} scales its "
                     "logits behind its head; use objective: sampled"
                 )
-            if _head(teacher.plain_model).out_features != rows:
+            teacher_logits = _head(teacher.plain_model).out_features
+            if teacher_logits != student_logits:
                 raise ConfigError(
-                    f"objective full: teacher {name!r} gives "
-                    f"{_head(teacher.plain_model).out_features:,} logits, the student {rows:,}"
+                    f"objective full: teacher {name!r} gives {teacher_logits:,} logits, the "
+                    f"student {student_logits:,}"
                 )
         plain_forward = student.forward
 
@@ -98,14 +99,14 @@ class FullObjective:
         sources: Sequence[str],
         inputs: Mapping[str, Any],
     ) -> Tensor:
-        """KL at each position inside the mask, `[rows, columns]` with gradient to `hidden` and
-        `head`. Each teacher reads its own rows."""
+        """KL at each position inside the mask, `[rows, columns]`, with gradient to `hidden` and
+        `head`; each row is compared with the teacher of its source."""
         kl = torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device)
         names = [self.teacher_of[source] for source in sources]
         for name in sorted({*names}):
             teacher = self.teachers[name]
-            rows = torch.tensor([k for k, other in enumerate(names) if other == name])
-            rows = rows.to(hidden.device)
+            teacher_rows = [row for row, row_name in enumerate(names) if row_name == name]
+            rows = torch.tensor(teacher_rows).to(hidden.device)
             teacher_hidden = _hidden_states(teacher, inputs, rows)
             row_kl = _chunked_kl(hidden[rows], teacher_hidden, mask[rows], head, teacher)
             kl = kl.index_put((rows,), row_kl)
@@ -118,7 +119,7 @@ class FullObjective:
 
 
 def full_objective(recipe: DistillConfig, teachers: Teachers) -> FullObjective:
-    """The objective of a recipe whose teachers are all in process."""
+    """Objective of a recipe whose teachers are all in this process."""
     in_process: dict[str, InProcessTeacher] = {}
     for name, scorer in teachers.scorers.items():
         assert isinstance(scorer, InProcessTeacher), "the recipe refuses a server"
@@ -128,7 +129,7 @@ def full_objective(recipe: DistillConfig, teachers: Teachers) -> FullObjective:
 
 @torch.no_grad()
 def _hidden_states(teacher: InProcessTeacher, inputs: Mapping[str, Any], rows: Tensor) -> Tensor:
-    """States before the teacher's head that predict each token behind the first."""
+    """Hidden states before the teacher's head at `rows`, one for each token behind the first."""
     with teacher.active():
         output = teacher.plain_model.base_model(
             input_ids=inputs["input_ids"][rows],
@@ -141,7 +142,7 @@ def _hidden_states(teacher: InProcessTeacher, inputs: Mapping[str, Any], rows: T
 def _chunked_kl(
     hidden: Tensor, teacher_hidden: Tensor, mask: Tensor, head: Any, teacher: InProcessTeacher
 ) -> Tensor:
-    """KL of one teacher's rows, `[rows, columns]`."""
+    """KL of one teacher's rows, `[rows, columns]`, computed a chunk of positions at a time."""
     positions = max(1, CHUNK_LOGITS // head.out_features)
     chunks: list[Tensor] = []
     for student_N_W, teacher_N_W in zip(
@@ -164,12 +165,13 @@ def _chunked_kl(
 def _kl_of_states(
     student_N_W: Tensor, teacher_N_W: Tensor, head: Any, teacher: InProcessTeacher
 ) -> Tensor:
-    """KL at `[positions]`, from the states before the heads."""
+    """KL at `[positions]`, from the hidden states before the heads."""
     # backward may find the teacher on the CPU, where another one has sent it
     with teacher.active(), torch.no_grad():
         teacher_N_V = _head(teacher.plain_model)(teacher_N_W)
-    everywhere = torch.ones(1, len(student_N_W), dtype=torch.bool, device=student_N_W.device)
-    return reverse_kl(head(student_N_W)[None], teacher_N_V[None], everywhere)[0]
+    # the positions are those inside the mask already
+    full_mask = torch.ones(1, len(student_N_W), dtype=torch.bool, device=student_N_W.device)
+    return reverse_kl(head(student_N_W)[None], teacher_N_V[None], full_mask)[0]
 
 
 def _head(model: PreTrainedModel) -> Any:

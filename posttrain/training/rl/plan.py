@@ -82,8 +82,8 @@ def make_plan(
     prompts = len(trainer.rollouts.prompts)
     updates = recipe.loss.num_iterations
     max_tokens = recipe.sampling.max_tokens
-    drawn = args.max_steps // updates * recipe.prompts_per_step
-    rollouts = drawn * recipe.num_generations
+    prompts_drawn = args.max_steps // updates * recipe.prompts_per_step
+    rollouts = prompts_drawn * recipe.num_generations
     checkpoints = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
     disk = checkpoint_bytes(size, checkpoints=checkpoints) + rollouts * max_tokens * TOKEN_BYTES
     holds_weights = prepared.launched.sharding not in SPLITS_WEIGHTS
@@ -95,8 +95,8 @@ def make_plan(
         "each"
     )
     steps = (
-        f"{args.max_steps}: {drawn:,} prompts drawn, {drawn / prompts:.2f} epochs, {rollouts:,} "
-        f"rollouts of at most {max_tokens} tokens"
+        f"{args.max_steps}: {prompts_drawn:,} prompts drawn, {prompts_drawn / prompts:.2f} epochs, "
+        f"{rollouts:,} rollouts of at most {max_tokens} tokens"
     )
     engine = _describe_engine(recipe.rollouts, size, holds_weights=holds_weights)
     if recipe.rollouts.lag:
@@ -108,22 +108,24 @@ def make_plan(
         ("rollouts", engine),
     ]
     if measure and holds_weights and recipe.rollouts.engine == "in_process":
-        timed = time_rollouts(trainer)
-        seconds = timed.seconds * rollouts / processes
-        text = f"about {duration(seconds)}: {seconds / args.max_steps:.1f} s a step, {timed.text}"
-        if timed.scoring is None:
+        measured = time_rollouts(trainer)
+        seconds = measured.seconds * rollouts / processes
+        text = (
+            f"about {duration(seconds)}: {seconds / args.max_steps:.1f} s a step, {measured.text}"
+        )
+        if measured.scoring is None:
             text += "; rewards come on top"
         else:
-            scoring = timed.scoring * rollouts / processes / args.max_steps
+            scoring = measured.scoring * rollouts / processes / args.max_steps
             text += f"; {scoring:.1f} s of it for scores of teachers and student"
-        shrink = (
+        smaller_keys = (
             "trainer.max_steps",
             "sampling.max_tokens",
             "num_generations",
             "prompts_per_step",
             "the model (model.path)",
         )
-        lines += [("time", text), *shorter_lines(args.device, seconds, shrink)]
+        lines += [("time", text), *shorter_lines(args.device, seconds, smaller_keys)]
     return lines, disk
 
 
@@ -151,69 +153,75 @@ def time_rollouts(trainer: GroupTrainer) -> TimedRollouts:
     recipe = trainer.recipe
     prompts = trainer.steps.draw(0)[:1]
     trainer.model.to(trainer.args.device).train()
-    most = recipe.sampling.completion_limit(1) or recipe.sampling.max_tokens
-    longest = min(FIRST_ROLLOUT, most)
-    begun = time.perf_counter()
+    max_tokens = recipe.sampling.completion_limit(1) or recipe.sampling.max_tokens
+    longest = min(FIRST_ROLLOUT, max_tokens)
+    start = time.perf_counter()
     while True:
-        started = time.perf_counter()
+        round_start = time.perf_counter()
         groups = trainer.rollouts.runner.run(trainer.steps.roll_out(0, prompts, longest=longest))
-        sampling = time.perf_counter() - started
-        cut = longest < most and any(rollout.truncated for rollout in groups[0].completions)
-        # rollouts four times as long take about four times as long
-        if not cut or started + 5 * sampling > begun + MEASURING_SECONDS:
+        sampling = time.perf_counter() - round_start
+        completions = groups[0].completions
+        cut = longest < max_tokens and any(rollout.truncated for rollout in completions)
+        # a limit four times as high takes about four times the seconds
+        if not cut or round_start + 5 * sampling > start + MEASURING_SECONDS:
             break
-        longest = min(4 * longest, most)
+        longest = min(4 * longest, max_tokens)
     rewards = [GroupRewards((0.0,) * recipe.num_generations)]
     scored = with_advantages(range(1), groups, rewards, recipe.loss)
     rows = trained_rows(scored, overlong="train")[: trainer.args.per_device_train_batch_size]
     columns = collate(rows, pad_id=trainer.pad_id)["input_ids"].shape[1]
 
-    def batch_of(tokens: int) -> Any:
+    def batch_of_size(tokens: int) -> Any:
         return collate(rows[: max(1, tokens // columns)], pad_id=trainer.pad_id)
 
     def loss(batch: Any) -> torch.Tensor:
         return trainer.score(trainer.model, batch)[0].sum()
 
-    micro_batch = time_slices(trainer, batch_of, loss, tokens=len(rows) * columns)
+    micro_batch = time_slices(trainer, batch_of_size, loss, tokens=len(rows) * columns)
     training = micro_batch.seconds / len(rows)
     seconds = sampling / recipe.num_generations
-    source = f"from {recipe.num_generations} rollouts of a prompt, sampled and trained on here"
+    text = f"from {recipe.num_generations} rollouts of a prompt, sampled and trained on here"
     if cut:
-        # in proportion to all columns, the prompt's included, which attention sees as well
-        seconds *= most / longest
-        training *= (columns - longest + most) / columns
-        source += f"; they were cut at {longest} tokens and scaled up to {most:,}, the most"
+        # training costs in proportion to all columns, the prompt's included
+        seconds *= max_tokens / longest
+        training *= (columns - longest + max_tokens) / columns
+        text += f"; they were cut at {longest} tokens and scaled up to {max_tokens:,}, the most"
     scoring: float | None = None
     if isinstance(trainer.rollouts.reward, PolicyReward):
-        started = time.perf_counter()
+        scoring_start = time.perf_counter()
         trainer.rollouts.runner.run(trainer.rollouts.reward.reward(groups, seed=0))
-        scoring = (time.perf_counter() - started) / recipe.num_generations
+        scoring = (time.perf_counter() - scoring_start) / recipe.num_generations
         if cut:
-            scoring *= (columns - longest + most) / columns
-    return TimedRollouts(seconds + training + (scoring or 0.0), source, scoring)
+            scoring *= (columns - longest + max_tokens) / columns
+    return TimedRollouts(seconds + training + (scoring or 0.0), text, scoring)
 
 
 def _describe_engine(engine: RolloutEngine, size: ModelSize, *, holds_weights: bool) -> str:
+    """Description of the sampling engine in one line.
+
+    Args:
+        holds_weights: True if every process has all weights, False if they are sharded.
+    """
     if isinstance(engine, InProcessRollouts):
         text = f"in process, {engine.batch_size} at a time"
         if not holds_weights:
             text += f"; {size.weight_bytes / GIB:.2f} GiB of weights are gathered on each device"
         return text
     if isinstance(engine, Server):
-        where = engine.addresses
+        location = engine.addresses
     else:
-        where = f"{engine.gpu_memory:.0%} of each device"
-    sent = "the adapter" if isinstance(engine, LoraServer) else "all weights"
+        location = f"{engine.gpu_memory:.0%} of each device"
+    weights = "the adapter" if isinstance(engine, LoraServer) else "all weights"
     return (
-        f"{engine.engine}, {where}, given {sent} before each batch; a killed run goes on and loses "
-        "or repeats nothing, but vLLM's samples are not the same bytes again"
+        f"{engine.engine}, {location}, given {weights} before each batch; a killed run goes "
+        "on and loses or repeats nothing, but vLLM's samples are not the same bytes again"
     )
 
 
 def describe_loss(loss: GrpoLossConfig) -> str:
     """Description of the loss in one line, for the plan and the card."""
     clip = f"clip −{loss.clip_low:g}/+{loss.clip_high:g}"
-    # with one update the policy is the one that sampled, and nothing can be clipped
+    # in a step's only update the ratio is 1, so that nothing can be clipped
     idle = " (idle with one update a batch)" if loss.num_iterations == 1 else ""
     kl = f", KL {loss.kl:g}" if loss.kl else ", no KL"
     overlong = "out of" if loss.overlong == "mask" else "in"

@@ -1,7 +1,12 @@
-"""The policy in training as an engine that rollouts are sampled from, by `rollouts.engine`:
-`in_process` decodes here, `lora_server` is a vLLM server that loads each step's adapter from a
-shared disk, `vllm_server` and `vllm_colocate` hold all weights, which TRL's `VLLMGeneration` sends.
-`lora_server` is run on a real vLLM by `make test-real`, the other two against stand-ins of it."""
+"""The policy in training as an engine that rollouts are sampled from, by `rollouts.engine`.
+
+    in_process      decodes in this process
+    lora_server     a vLLM server that loads each step's adapter from a shared disk
+    vllm_server     a vLLM server that is sent all weights by TRL's `VLLMGeneration`
+    vllm_colocate   vLLM inside each training process, sent all weights likewise
+
+`lora_server` is run on a real vLLM by `make test-real`, the last two against stand-ins of it.
+"""
 
 from __future__ import annotations
 
@@ -42,15 +47,22 @@ from posttrain.training.launch import read_launch
 if TYPE_CHECKING:
     from posttrain.training.rl.trainer import GroupTrainer
 
-LOAD, UNLOAD = "/load_lora_adapter", "/unload_lora_adapter"
+LOAD = "/load_lora_adapter"
+UNLOAD = "/unload_lora_adapter"
+# log-probabilities at the sampling temperature, not at 1
 PROCESSED = "processed_logprobs"
-Named = Generator[tuple[str, torch.Tensor], None, None]
+NamedTensors = Generator[tuple[str, torch.Tensor], None, None]
 
 
 class LiveEngine(ABC):
     """An `Engine` whose weights are those of the policy in training; used from one event loop.
-    `engine` is what samples, once `current` has been entered. `beside`: it can sample while the
-    policy trains, from the weights of the block that was left."""
+
+    Attributes:
+        engine: Engine that samples; set once `current` has been entered.
+        beside: True if it can sample while the policy trains, from the weights of the last
+            `current` block.
+        client: Client of the servers, to be closed; None without servers.
+    """
 
     batched = False
     beside = False
@@ -67,17 +79,19 @@ class LiveEngine(ABC):
 
     @abstractmethod
     def current(self, step: int) -> AbstractContextManager[None]:
-        """The block in which samples come from the weights as they are before step `step`, counted
-        in batches of rollouts from 0. Every process must enter it.
+        """Sample from the weights before step `step` inside the block. Every process must enter it.
+
+        Args:
+            step: number of the batch of rollouts, from 0.
 
         Raises:
-            ConfigError: the weights do not reach a server; the message has its answer.
+            ConfigError: the weights do not reach a server; the message quotes the server.
         """
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None
     ) -> list[EngineOutput]:
-        """As `Engine.generate`."""
+        """Generate as `Engine.generate` does."""
         return await self.engine.generate(requests, progress=progress)
 
     async def close(self) -> None:
@@ -110,9 +124,9 @@ class InProcess(LiveEngine):
         on_done: OnOutput | None = None,
         progress: Progress = None,
     ) -> list[EngineOutput]:
-        """As `IncrementalEngine.generate_each`; the model is in eval mode meanwhile."""
+        """Generate as `IncrementalEngine.generate_each`; the model is in eval mode meanwhile."""
         rollouts: Any = self.trainer.recipe.rollouts
-        training = self.model.training
+        was_training = self.model.training
         self.model.eval()
         try:
             return await decode_in_thread(
@@ -124,16 +138,22 @@ class InProcess(LiveEngine):
                 on_done=on_done,
             )
         finally:
-            self.model.train(training)
+            self.model.train(was_training)
 
 
 class LivePolicy:
-    """The policy in training as a `Scorer`, whatever engine samples from it. Its scores are those
-    of the weights in the trainer, inside of `whole_weights`."""
+    """The policy in training as a `Scorer`, whatever engine samples from it.
+
+    It scores with the weights in the trainer and must be used inside `whole_weights`.
+    """
+
+    batched = True
 
     def __init__(self, trainer: GroupTrainer) -> None:
         self.trainer = trainer
-        self._gate = asyncio.Lock()
+        # one request at a time: a second one would find the model already in eval mode and leave
+        # it so
+        self._lock = asyncio.Lock()
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -143,21 +163,24 @@ class LivePolicy:
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
         """Log-probabilities of given ids; the model is in eval mode meanwhile."""
         model = self.trainer.base_model
-        async with self._gate:
-            training = model.training
+        async with self._lock:
+            was_training = model.training
             model.eval()
             try:
                 return await score_in_thread(
                     model, requests, around=self.trainer.compute_loss_context_manager
                 )
             finally:
-                model.train(training)
+                model.train(was_training)
 
 
 @contextlib.contextmanager
 def whole_weights(trainer: GroupTrainer) -> Iterator[None]:
-    """The block in which every process has all weights on its device, and no forward pass waits
-    for another process. Entering it is a collective; nothing to do without sharded weights."""
+    """Hold all weights on the device of every process inside the block.
+
+    No forward pass inside waits for another process. Entering the block is a collective, and does
+    nothing where weights are not sharded.
+    """
     root: Any = trainer.model_wrapped
     if read_launch(trainer.accelerator).sharding == "zero3":
         import deepspeed
@@ -193,7 +216,7 @@ class LoraServed(LiveEngine):
     """A vLLM server that is given the adapter before each step.
 
     An adapter is small enough to go by way of the disk. Every step has an adapter name of its own:
-    under one that is used again, vLLM may answer from the prefix cache of the weights before.
+    under a name used twice, vLLM may answer from the prefix cache of the earlier weights.
     """
 
     beside = True
@@ -205,64 +228,70 @@ class LoraServed(LiveEngine):
         self._server = server
         self._client = Client(server, on_return=self._load_again)
         self.client = self._client
+        # name and folder of the current step's adapter
         self._loaded: tuple[str, Path] | None = None
 
     @contextlib.contextmanager
     def current(self, step: int) -> Iterator[None]:
         trainer = self.trainer
-        name, before = f"{self._server.model}-{step:05d}", f"{self._server.model}-{step - 1:05d}"
-        folder = Path(trainer.args.output_dir) / "policy"
-        # first, so that a replica that comes back meanwhile is given this one
-        self._loaded = (name, folder / name)
+        name = f"{self._server.model}-{step:05d}"
+        previous_name = f"{self._server.model}-{step - 1:05d}"
+        policy_folder = Path(trainer.args.output_dir) / "policy"
+        folder = policy_folder / name
+        # set before the adapter is sent, so that a replica that returns meanwhile is given this one
+        self._loaded = (name, folder)
         if trainer.is_world_process_zero():
-            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(folder / name))
-            trainer.rollouts.runner.run(self._load(name, folder / name, before if step else None))
-            shutil.rmtree(folder / before, ignore_errors=True)
+            trainer.accelerator.unwrap_model(trainer.model).save_pretrained(str(folder))
+            replaced_name = previous_name if step else None
+            trainer.rollouts.runner.run(self._load(name, folder, replaced_name))
+            shutil.rmtree(policy_folder / previous_name, ignore_errors=True)
         trainer.accelerator.wait_for_everyone()
         self.engine = CompletionsEngine(self._client, model=name, identity=self.identity)
         yield
 
-    async def _load(self, name: str, folder: Path, instead_of: str | None) -> None:
-        """Have every replica load an adapter, and drop the one before."""
+    async def _load(self, name: str, folder: Path, replaced_name: str | None) -> None:
+        """Have every replica load an adapter, then unload the adapter that it replaces."""
         # a server drops connections that idle while the policy trains
         await self._client.drop_connections()
-        # the name may be there from a run that was killed, perhaps with other weights
+        # a run that was killed may have left the name behind, perhaps with other weights
         await self._unload(name)
         try:
-            await self._client.send(LOAD, _adapter(name, folder))
+            await self._client.send(LOAD, _load_request(name, folder))
         except (RequestFailed, ConfigError) as error:
             raise ConfigError(
                 f"{self._server.addresses}{LOAD}: {error}. vLLM takes adapters when started with "
                 "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and must see the same "
                 f"{folder.parent}"
             ) from error
-        if instead_of is not None:
-            await self._unload(instead_of)
+        if replaced_name is not None:
+            await self._unload(replaced_name)
 
     async def _load_again(self, replica: Replica) -> None:
-        """Give a replica that was started again the adapter of this step, which it has lost, and
-        one that missed it the adapter that it has never had."""
-        loaded: tuple[str, Path] | None = None
-        while loaded != self._loaded:
-            loaded = self._loaded
-            assert loaded is not None, "nothing is unloaded while the policy trains"
-            # not waited for: all wait for this
-            await self._client.send(LOAD, _adapter(*loaded), wait=False, to=replica)
+        """Load the current step's adapter on a replica that was restarted, or away when the others
+        were given it."""
+        sent: tuple[str, Path] | None = None
+        # again if the next step has begun while the adapter was being sent
+        while sent != self._loaded:
+            sent = self._loaded
+            assert sent is not None, "nothing is unloaded while the policy trains"
+            # no waiting for a server that is away: the client waits for this call
+            await self._client.send(LOAD, _load_request(*sent), wait=False, to=replica)
 
     async def close(self) -> None:
-        """As the parent; the server keeps no adapter of a run that has ended."""
+        """Unload the run's last adapter from the server, and close the client."""
         if self._loaded is not None and self.trainer.is_world_process_zero():
             await self._unload(self._loaded[0])
         await super().close()
 
     async def _unload(self, name: str) -> None:
+        # a server that is gone has no adapters either
         with contextlib.suppress(RequestFailed, ConfigError):
-            # a server that is gone has no adapters either
             await self._client.send(UNLOAD, {"lora_name": name}, wait=False)
 
 
-def _adapter(name: str, folder: Path) -> dict[str, Any]:
-    # in place: a second try, or another process that was sooner, is no mistake
+def _load_request(name: str, folder: Path) -> dict[str, Any]:
+    """Body of vLLM's request to load an adapter."""
+    # in place, since the adapter may be loaded already: by a first try, or by another process
     return {"lora_name": name, "lora_path": str(folder.resolve()), "load_inplace": True}
 
 
@@ -270,36 +299,39 @@ def _adapter(name: str, folder: Path) -> dict[str, Any]:
 
 
 class WeightSync(VLLMGeneration):
-    """`VLLMGeneration` that sends what a checkpoint on disk holds, which is what vLLM can load.
+    """`VLLMGeneration` that sends the tensors of a checkpoint on disk, which vLLM can load.
 
-    As TRL has it, mixtures of experts go out under their names in memory, persistent buffers (the
-    correction bias of a router, which training moves) do not go at all, and an adapter is merged
-    into the trained weights and taken out again, which leaves roundings behind.
+    TRL's own sends experts under their names in memory, which vLLM does not know, and no persistent
+    buffers (the correction bias of a router, which training moves). It merges an adapter into the
+    trained weights and takes it out again, which leaves roundings behind.
     """
 
-    def _iter_named_params(self) -> Named:
+    def _iter_named_params(self) -> NamedTensors:
         model: Any = self.model
-        plain: Any = model.get_base_model() if isinstance(model, PeftModel) else model
-        for name, tensor in self._parameters_and_buffers(model, plain):
-            yield from revert_weight_conversion(plain, {name: tensor}).items()
+        base_model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+        for name, tensor in self._parameters_and_buffers(model, base_model):
+            yield from revert_weight_conversion(base_model, {name: tensor}).items()
 
-    def _parameters_and_buffers(self, model: Any, plain: Any) -> Named:
-        adapted = dict(_adapted(model)) if isinstance(model, PeftModel) else {}
-        with _left_unmerged(model) if adapted else contextlib.nullcontext():
+    def _parameters_and_buffers(self, model: Any, base_model: Any) -> NamedTensors:
+        """Weights with the adapter added, then persistent buffers, under names without wrappers."""
+        adapted_layers = dict(_layers_by_weight(model)) if isinstance(model, PeftModel) else {}
+        with _without_merging(model) if adapted_layers else contextlib.nullcontext():
             for name, tensor in super()._iter_named_params():
-                if (layer := adapted.get(name)) is not None:
+                layer = adapted_layers.get(name)
+                if layer is not None:
                     for adapter in layer.active_adapters:
-                        delta = _whole(layer.get_delta_weight(adapter))
+                        delta = _gathered(layer.get_delta_weight(adapter))
                         tensor = (tensor + delta).to(tensor.dtype)
                 yield name, tensor.detach()
-        buffers = dict(plain.named_buffers())
-        for name in plain.state_dict():
+        buffers = dict(base_model.named_buffers())
+        # a state dict has the persistent buffers alone
+        for name in base_model.state_dict():
             if name in buffers:
                 yield name.replace(".base_layer", ""), buffers[name]
 
 
-def _adapted(model: PeftModel) -> Iterator[tuple[str, Any]]:
-    """Each layer of the adapter under the name of the weight that it is added to."""
+def _layers_by_weight(model: PeftModel) -> Iterator[tuple[str, Any]]:
+    """Layers of the adapter, with the name of the weight that each is added to."""
     for name, module in model.named_modules():
         if isinstance(module, BaseTunerLayer) and hasattr(module, "get_delta_weight"):
             path = name.removeprefix("base_model.model.").replace(".base_layer", "")
@@ -307,8 +339,8 @@ def _adapted(model: PeftModel) -> Iterator[tuple[str, Any]]:
 
 
 @contextlib.contextmanager
-def _left_unmerged(model: Any) -> Iterator[None]:
-    """Have TRL walk over the weights without merging into them."""
+def _without_merging(model: Any) -> Iterator[None]:
+    """Keep TRL from merging the adapter into the weights that it reads inside the block."""
     model.merge_adapter = model.unmerge_adapter = lambda: None
     try:
         yield
@@ -316,16 +348,17 @@ def _left_unmerged(model: Any) -> Iterator[None]:
         del model.merge_adapter, model.unmerge_adapter
 
 
-def _whole(tensor: Any) -> torch.Tensor:
+def _gathered(tensor: Any) -> torch.Tensor:
+    """Gather a tensor that is sharded over processes."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
 class _VllmPolicy(LiveEngine):
-    """What server and colocated engine share: weights are sent at each step, by all processes."""
+    """Base of the engines that are sent all weights before each step, by all processes."""
 
     def __init__(self, trainer: GroupTrainer) -> None:
         super().__init__(trainer)
-        self._syncs: dict[str, WeightSync] = {}  # by the address of a server
+        self._syncs: dict[str, WeightSync] = {}  # by address of the server; "" where colocated
         engine = trainer.recipe.rollouts.engine
         if not is_vllm_available():
             raise ConfigError(
@@ -334,7 +367,13 @@ class _VllmPolicy(LiveEngine):
             )
 
     def _send_weights(self, mode: str, *, url: str = "", **options: Any) -> WeightSync:
-        """Have vLLM hold the weights as they are now; finds or starts it the first time."""
+        """Send vLLM the current weights. The first call also connects to it, or starts it.
+
+        Args:
+            mode: `server` or `colocate`, as TRL names them.
+            url: address of the server, "" where colocated.
+            options: further arguments of `VLLMGeneration`.
+        """
         trainer: Any = self.trainer
         try:
             sync = self._syncs.get(url)
@@ -351,7 +390,7 @@ class _VllmPolicy(LiveEngine):
                     _check_logprobs(sync, trainer.recipe.sampling.temperature)
             sync.sync_weights()
         except AttributeError as error:
-            # what vLLM makes of its layers for a CPU has no `weight_loader` any more
+            # vLLM's layers for a CPU have lost the `weight_loader` that new weights need
             if "weight_loader" not in str(error):
                 raise
             raise ConfigError(
@@ -360,12 +399,13 @@ class _VllmPolicy(LiveEngine):
             ) from error
         except (ConnectionError, NotImplementedError, RuntimeError) as error:
             raise ConfigError(f"rollouts.engine vllm_{mode}: {error}") from error
-        # the main process returns when the server has taken them
+        # only the main process waits in `sync_weights` until the server holds the weights
         trainer.accelerator.wait_for_everyone()
         return sync
 
 
 def _check_logprobs(sync: Any, temperature: float) -> None:
+    """Refuse a server that gives log-probabilities at another temperature than it samples at."""
     config = sync.vllm_client.get_server_info()["model_config"]
     if temperature != 1 and config["logprobs_mode"] != PROCESSED:
         raise ConfigError(
@@ -405,7 +445,7 @@ class VllmServed(_VllmPolicy):
         yield
 
     async def _refuse(self, replica: Replica) -> None:
-        """Leave out a server that was away: started again, it has the weights of its checkpoint."""
+        """Leave out a server that was away: after a restart it has its checkpoint's weights."""
         raise RequestFailed("it may have been started again without the weights of this step")
 
 
@@ -425,7 +465,8 @@ class VllmColocated(_VllmPolicy):
             enable_sleep_mode=config.sleep,
         )
         self.engine = VllmEngine(sync.llm, identity=self.identity)
-        if config.sleep:  # the weights have been woken to be overwritten
+        if config.sleep:
+            # `sync_weights` has woken the memory of the weights alone
             sync.llm.wake_up(tags=["kv_cache"])
         yield
         if config.sleep:

@@ -103,6 +103,10 @@ def grpo_arguments(
     revision = recipe.model.revision
     num_iterations = recipe.loss.num_iterations
     micro_batches = accumulation(recipe, micro=micro, processes=processes)
+    num_generations = recipe.num_generations
+    if num_generations == 1:
+        # TRL refuses 1; its groups are not used here, so that any divisor of the batch will do
+        num_generations = recipe.prompts_per_step // num_iterations
     args = make_arguments(
         GRPOConfig,
         recipe,
@@ -120,10 +124,7 @@ def grpo_arguments(
         },
         decided={
             "gradient_accumulation_steps": micro_batches,
-            # TRL refuses one a prompt; it deals no groups here, so that any divisor will do
-            "num_generations": recipe.num_generations
-            if recipe.num_generations > 1
-            else recipe.prompts_per_step // num_iterations,
+            "num_generations": num_generations,
             "max_completion_length": recipe.sampling.max_tokens,
             "temperature": recipe.sampling.temperature,
             "beta": recipe.loss.kl,
@@ -157,10 +158,10 @@ def grpo_arguments(
 
 @contextlib.contextmanager
 def reward_loop() -> Iterator[tuple[asyncio.Runner, contextlib.AsyncExitStack]]:
-    """Event loop in which a reward lives from the first step to the last.
+    """Event loop that a reward is awaited in, from the first step to the last.
 
     Yields:
-        Its runner, and a stack of what holds connections in it, closed at the end.
+        Runner of the loop, and a stack of its connections, which is closed at the end.
     """
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
@@ -174,17 +175,17 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
     """One run of group-relative training.
 
     Args:
-        prompts: each id once.
-        reward: of whole groups; every process rewards the groups that it rolled out.
-        open_environment: runs the calls of prompts that declare tools; None: there are no such.
-        runner: whose event loop the reward lives in, if it holds connections; None makes one.
-        curriculum: the prompts of every step; None: whole permutations one after the other.
-        method: of the manifest and the card, such as `rlhf`.
-        parents: what prompts and reward were made from; the policy is added.
-        stats: more for the manifest.
-        lines: more for the plan.
-        shares: source → its share of every step's prompts; None: as they come.
-        full: teachers whose whole distributions are trained on, in the place of rewards.
+        prompts: all prompts, with unique ids.
+        reward: reward of whole groups; every process rewards the groups that it rolled out.
+        open_environment: opens the tools that a prompt declares; None: no prompt has tools.
+        runner: runner of the event loop that the reward's connections belong to; None makes one.
+        curriculum: prompts of every step; None: whole permutations one after the other.
+        method: name of the method in manifest and card, such as `rlhf`.
+        parents: artifacts that prompts and reward were made from; the policy is added.
+        stats: further stats of the manifest.
+        lines: further lines of the plan.
+        shares: source → its share of every step's prompts; None: as the permutations have them.
+        full: teachers whose whole distributions are trained on, in place of rewards.
     """
 
     scratch = RESUME
@@ -228,7 +229,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         return grpo_arguments(self.recipe, out=out)
 
     def identity(self) -> dict[str, Any]:
-        """The recipe, prompts and policy by digest, and what the reward is."""
+        """Recipe of the run, with prompts and policy by digest, and the identity of the reward."""
         config = self.recipe.model_dump(mode="json", exclude=_OUTSIDE_IDENTITY)
         if not self.recipe.rollouts.lag:
             # older runs have no such key
@@ -254,12 +255,13 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         num_iterations = recipe.loss.num_iterations
         if not self.prompts:
             raise DataError("there are no prompts")
-        tools = next((p for p in self.prompts if p.environment is not None), None)
-        if tools is not None and self.open_environment is None:
-            raise ConfigError(
-                f"prompt {tools.id!r} names the environment {tools.environment!r}, and this stage "
-                "runs no tools"
-            )
+        if self.open_environment is None:
+            for prompt in self.prompts:
+                if prompt.environment is not None:
+                    raise ConfigError(
+                        f"prompt {prompt.id!r} names the environment {prompt.environment!r}, and "
+                        "this stage runs no tools"
+                    )
         if self.shares is not None:
             steps = args.max_steps // num_iterations
             self.shares.check_enough(steps=steps, max_epochs=recipe.max_epochs)
@@ -278,39 +280,47 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
 
     @cached_property
     def _rendering(self) -> tuple[ChatTemplate, Encoder]:
+        """Chat template of the prompts and encoder of the policy's tokenizer."""
         recipe = self.recipe
         rendering = Rendering(
             chat_template=recipe.chat_template, template_variables=recipe.template_variables
         )
-        path, revision = str(recipe.model.path), recipe.model.revision
-        return rendering_of(rendering, path, revision=revision, key="chat_template")[:2]
+        template, encoder, *_ = rendering_of(
+            rendering,
+            str(recipe.model.path),
+            revision=recipe.model.revision,
+            key="chat_template",
+        )
+        return template, encoder
 
     def data_contains(self, text: str, token: int) -> bool:
-        """A prompt may spell a special token."""
+        """True if any prompt spells a special token in its text."""
         template, _ = self._rendering
         return any(text in prompt_text(prompt, template) for prompt in self.prompts)
 
     def load_data(self, args: GRPOConfig, special: SpecialTokens) -> Dataset:
-        """The prompts' ids: TRL wants a dataset; `get_batch_samples` decides what is drawn."""
+        """Dataset of the prompts' ids, which TRL requires; `get_batch_samples` draws them."""
         template, encoder = self._rendering
         self._lengths = prompt_lengths(self.prompts, template, encoder)
         return Dataset.from_dict({"prompt": [prompt.id for prompt in self.prompts]})
 
     def make_trainer(self, data: Dataset, special: SpecialTokens, **parts: Any) -> GroupTrainer:
-        """The trainer around what samples from the policy."""
-        recipe, model, (template, encoder) = self.recipe, parts["model"], self._rendering
+        """Make the trainer, with the sampler of the policy's rollouts."""
+        recipe = self.recipe
+        model = parts["model"]
+        template, encoder = self._rendering
         self._routers = freeze_routers(model, freeze=recipe.moe.freeze_router)
-        stops = generation_stops(str(recipe.model.path), model)
+        stop_ids = generation_stops(str(recipe.model.path), model)
 
         def make_sampler(engine: Engine) -> Sampler:
-            return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stops)
+            return RenderedSampler(engine, template=template, encoder=encoder, stop_ids=stop_ids)
 
-        tools = self.open_environment or (lambda _: None)
+        open_environment = self.open_environment or (lambda _: None)
         rollouts = Rollouts(
             self.prompts,
             self.reward,
             make_sampler,
-            tools,
+            open_environment,
             self.runner,
             curriculum=self.curriculum,
             shares=self.shares,
@@ -321,52 +331,66 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         )
 
     def check(self, trainer: GroupTrainer, special: SpecialTokens, launched: Launched) -> Preflight:
-        """The launch, and room for the prompts and what follows them."""
-        recipe, updates = self.recipe, self.recipe.loss.num_iterations
-        per_update = recipe.prompts_per_step * recipe.num_generations // updates
+        """Check the launch, and that prompts and completions fit the model's positions.
+
+        Raises:
+            ConfigError: a kind of sharding that the engine cannot use, or too few positions.
+        """
+        recipe = self.recipe
+        rollouts_per_step = recipe.prompts_per_step * recipe.num_generations
+        per_update = rollouts_per_step // recipe.loss.num_iterations
         check_batch(trainer, per_update, name="rollouts")
         if launched.sharding == "fsdp1":
             raise ConfigError("rollouts cannot gather weights of FSDP 1: set fsdp_version: 2")
         if recipe.rollouts.engine == "lora_server":
             refuse_lora_server(launched.sharding)
-        new, room = recipe.sampling.max_tokens, positions(trainer.model.config)
-        template = self._rendering[0]
-        fits = check_room(self.prompts, self._lengths, template=template, new=new, room=room)
+        max_tokens = recipe.sampling.max_tokens
+        prompt_line = check_room(
+            self.prompts,
+            self._lengths,
+            template=self._rendering[0],
+            new=max_tokens,
+            room=positions(trainer.model.config),
+        )
         if isinstance(recipe.rollouts, Server):
             refuse_beyond_context(
-                recipe.rollouts, longest_prompt=max(self._lengths), max_tokens=new
+                recipe.rollouts, longest_prompt=max(self._lengths), max_tokens=max_tokens
             )
-        lines = [("prompts", fits), *self.lines]
+        lines = [("prompts", prompt_line), *self.lines]
         if self.shares is not None:
             counts = ", ".join(f"{name} {count}" for name, count in self.shares.counts.items())
             lines.append(("shares", f"prompts of a step: {counts}"))
         if self._routers:
             frozen = "frozen" if recipe.moe.freeze_router else "trained"
-            moved = f"bias moved by {recipe.moe.bias_update_rate:g} a step"
-            lines.append(("routers", f"{self._routers} {frozen}; {moved}"))
-        lines += [] if self.curriculum is None else self.curriculum.lines()
+            bias = f"bias moved by {recipe.moe.bias_update_rate:g} a step"
+            lines.append(("routers", f"{self._routers} {frozen}; {bias}"))
+        if self.curriculum is not None:
+            lines += self.curriculum.lines()
         stats = {"routers": self._routers, "longest_prompt": max(self._lengths)}
         return Preflight(lines, stats)
 
     def largest_batch(self, trainer: GroupTrainer) -> Mapping[str, torch.Tensor]:
-        """Completions of the greatest length behind the longest prompt."""
-        new = self.recipe.sampling.max_tokens
-        rows, columns = trainer.args.per_device_train_batch_size, max(self._lengths) + new
+        """Micro-batch of completions of the greatest length behind the longest prompt."""
+        max_tokens = self.recipe.sampling.max_tokens
+        rows = trainer.args.per_device_train_batch_size
+        columns = max(self._lengths) + max_tokens
         ids = torch.zeros(rows, columns, dtype=torch.long)
         labels = torch.full_like(ids, IGNORED)
-        labels[:, -new:] = 0
+        labels[:, -max_tokens:] = 0
         return {"input_ids": ids, "labels": labels}
 
     def rollouts(self, trainer: GroupTrainer) -> RolloutShape | ColocatedVllm | None:
         """Shape of the largest concurrent rollout batch, for the memory estimate."""
-        recipe, engine = self.recipe, self.recipe.rollouts
+        recipe = self.recipe
+        engine = recipe.rollouts
         if isinstance(engine, ColocatedVllm):
             return engine
         if not isinstance(engine, InProcessRollouts):
             return None
-        local = recipe.prompts_per_step * recipe.num_generations // trainer.args.world_size
-        longest = max(self._lengths) + recipe.sampling.max_tokens
-        return RolloutShape(rows=min(local, engine.batch_size), columns=longest)
+        rollouts_per_step = recipe.prompts_per_step * recipe.num_generations
+        local_rollouts = rollouts_per_step // trainer.args.world_size
+        columns = max(self._lengths) + recipe.sampling.max_tokens
+        return RolloutShape(rows=min(local_rollouts, engine.batch_size), columns=columns)
 
     def plan(
         self, prepared: PreparedRun[GroupTrainer], size: ModelSize, *, measure: bool
@@ -374,51 +398,58 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         return make_plan(prepared, size, measure=measure)
 
     def train(self, prepared: PreparedRun[GroupTrainer], directory: Run) -> Manifest | None:
-        """Write the curriculum's plan, which is part of the artifact, and train."""
+        """Train, after the curriculum's plan, which is part of the artifact, has been written."""
         if self.curriculum is not None and prepared.trainer.is_world_process_zero():
             self.curriculum.write_plan()
         return super().train(prepared, directory)
 
     def outcome(self, prepared: PreparedRun[GroupTrainer], base: str | None) -> RunOutcome:
-        recipe, trainer, loss = self.recipe, prepared.trainer, self.recipe.loss
-        batches = trainer.args.max_steps // loss.num_iterations
-        drawn, rows = batches * recipe.prompts_per_step, len(self.prompts)
+        """Stats and card of a finished run."""
+        recipe = self.recipe
+        trainer = prepared.trainer
+        batches = trainer.args.max_steps // recipe.loss.num_iterations
+        prompts_drawn = batches * recipe.prompts_per_step
+        rows = len(self.prompts)
         stats = {
             "method": self.method,
             "batches": batches,
             "prompts_per_step": recipe.prompts_per_step,
             "num_generations": recipe.num_generations,
-            "rollouts": drawn * recipe.num_generations,
-            "epochs": drawn / rows,
+            "rollouts": prompts_drawn * recipe.num_generations,
+            "epochs": prompts_drawn / rows,
             **run_stats(trainer.step_rows()),
             **self.stats,
         }
-        reached = min(rows, drawn)
+        reached = min(rows, prompts_drawn)
         domains = domain_stats(trainer.step_rows(), averaged=stats["averaged"])
         if domains:
             stats["domains"] = domains
         if self.curriculum is not None:
             stats["curriculum"] = self.curriculum.stats()
             reached = stats["curriculum"]["different"]
-        first, last = stats["first"], stats["last"]
+        start_means = stats["first"]
+        end_means = stats["last"]
+        figure_rows: list[str] = []
+        for name in start_means:
+            if name in end_means:
+                label = name.replace("_", " ")
+                figure_rows.append(f"| {label} | {start_means[name]:.4f} | {end_means[name]:.4f} |")
         summary = [
             f"Policy: {base}. {batches:,} batches of {recipe.prompts_per_step} prompts × "
             f"{recipe.num_generations} rollouts, {stats['epochs']:.2f} epochs, "
             f"{trainer.state.global_step:,} optimiser steps, {trainer.trained_seen:,} tokens in "
             "the loss.",
             "",
-            f"Loss: {describe_loss(loss)}. Sampled at temperature {recipe.sampling.temperature:g}, "
+            f"Loss: {describe_loss(recipe.loss)}. "
+            f"Sampled at temperature {recipe.sampling.temperature:g}, "
             f"at most {recipe.sampling.max_tokens} tokens.",
             "",
             f"| mean of {stats['averaged']} batches | first | last |",
             "|---|---|---|",
-            *[
-                f"| {key.replace('_', ' ')} | {first[key]:.4f} | {last[key]:.4f} |"
-                for key in first
-                if key in last
-            ],
-            *(domain_table(domains) if domains else ()),
+            *figure_rows,
         ]
+        if domains:
+            summary += domain_table(domains)
         return RunOutcome(rows=rows, reached=reached, stats=stats, summary=summary)
 
     def closing_lines(self, manifest: Manifest) -> list[str]:

@@ -164,7 +164,7 @@ class StepMaker:
         self.clock.start(number * loss.num_iterations + 1)
         scored: list[ScoredGroup] = []
         stats: list[Stats] = []
-        drawn: list[DrawnPrompt] = []
+        drawn_prompts: list[DrawnPrompt] = []
         round_prompts = self.draw(number)
         for attempt in range(self.rounds):
             local_prompts = [p for p in round_prompts if p.position in self.local_positions]
@@ -176,7 +176,7 @@ class StepMaker:
             )
             scored += round_groups
             stats += round_stats
-            drawn += round_prompts
+            drawn_prompts += round_prompts
             self._check_failures(stats)
             dropped = {group["position"] for group in round_stats if group["dropped"]}
             if not dropped or attempt + 1 == self.rounds:
@@ -202,7 +202,7 @@ class StepMaker:
         limit = self.recipe.sampling.completion_limit(number + 1)
         if limit is not None:
             metrics["max_completion"] = limit
-        metrics |= self._record(number, drawn, stats)
+        metrics |= self._record(number, drawn_prompts, stats)
         return RolloutStep(
             groups=scored,
             batches=batches,
@@ -261,10 +261,12 @@ class StepMaker:
         the engine can sample beside the training."""
         if number == self.args.max_steps // self.recipe.loss.num_iterations:
             return  # the current step is the last
-        drawn = [prompt for prompt in self.draw(number) if prompt.position in self.local_positions]
+        local_prompts = [
+            prompt for prompt in self.draw(number) if prompt.position in self.local_positions
+        ]
 
         async def sample() -> SampledGroups:
-            groups = await self._roll_out_and_begin(number, drawn)
+            groups = await self._roll_out_and_begin(number, local_prompts)
             # the policy is scored with the weights before the step, which do not exist yet
             rewards = None if self.scores_policy else await self._reward(number, groups)
             return SampledGroups(groups, rewards)
@@ -442,12 +444,14 @@ def accumulation(recipe: GroupTraining, *, micro: int, processes: int) -> int:
         below = per_step // parts * parts
         sizes = ", ".join(str(size) for size in (below, below + parts) if size)
         divisors = [n for n in range(1, per_step + 1) if per_step % (n * num_iterations) == 0]
-        fits = f", or start {', '.join(map(str, divisors))} process(es)" if divisors else ""
+        process_hint = ""
+        if divisors:
+            process_hint = f", or start {', '.join(map(str, divisors))} process(es)"
         shared = f" × {num_iterations} updates" if num_iterations > 1 else ""
         raise ConfigError(
             f"prompts_per_step {per_step} over {processes} process(es){shared} would split a "
             "group, whose rewards are relative to each other: set prompts_per_step to "
-            f"{sizes}{fits}"
+            f"{sizes}{process_hint}"
         )
     local = per_step // parts * recipe.num_generations
     if local % micro:

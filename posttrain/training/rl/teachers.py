@@ -40,7 +40,7 @@ class ResidentModels:
     """Keeps the models used last on the device, and the others in the CPU's memory.
 
     Args:
-        limit: models on the device at a time; None: all, and nothing moves.
+        limit: greatest number of models on the device at a time; None: all, and nothing moves.
     """
 
     def __init__(self, device: torch.device, *, limit: int | None) -> None:
@@ -52,13 +52,14 @@ class ResidentModels:
 
     @contextlib.contextmanager
     def using(self, model: Any) -> Iterator[None]:
-        """Hold the model on the device inside the block; one thread at a time."""
+        """Hold the model on the device inside the block, for one thread at a time."""
         with self._lock:
             if self._limit is not None:
                 self._make_resident(model, self._limit)
             yield
 
     def _make_resident(self, model: Any, limit: int) -> None:
+        """Move the model to the device, and the models used longest ago off it."""
         if any(resident is model for resident in self._resident):
             self._resident = [resident for resident in self._resident if resident is not model]
         else:
@@ -85,6 +86,10 @@ class InProcessTeacher:
     identity: Mapping[str, Any]
     residents: ResidentModels
 
+    @property
+    def batched(self) -> bool:
+        return True
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Hold the model on the device inside the block, with this teacher's adapter."""
@@ -96,7 +101,7 @@ class InProcessTeacher:
                 yield
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
-        """Log-probabilities of given ids, as `Scorer.score`."""
+        """Score ids as `Scorer.score` does."""
         return await score_in_thread(self.model, requests, around=self.active)
 
     @property
@@ -141,11 +146,11 @@ def open_teachers(
         ConfigError: a teacher whose vocabulary or template is not the student's, a checkpoint
             whose stage has not finished, an adapter of another base, a model that cannot be loaded.
     """
-    return _Opening(recipe, device, out, stack).open()
+    return _TeacherLoader(recipe, device, out, stack).open()
 
 
-class _Opening:
-    """The models loaded so far, while teachers are opened one after the other."""
+class _TeacherLoader:
+    """Opens the teachers of a recipe one after the other, and keeps the models loaded so far."""
 
     def __init__(
         self,
@@ -160,8 +165,9 @@ class _Opening:
         self.stack = stack
         self.teachers = Teachers()
         self.residents = ResidentModels(device, limit=recipe.teachers_in_memory)
-        # by path and precision; a name of the first teacher that had exactly these weights
+        # (path, precision) → model
         self.models: dict[tuple[str, Dtype], Any] = {}
+        # (path, adapter, precision) → name of the first teacher with these weights
         self.name_of: dict[tuple[str, str, Dtype], str] = {}
         student = recipe.model.path
         self.student_digest = weights_digest(student) if student is not None else None
@@ -175,17 +181,18 @@ class _Opening:
         return self.teachers
 
     def _open_served(self, name: str, server: Server) -> None:
-        comparisons = [
-            _compare_served(name, server.model_copy(update={"url": url}), url, self.recipe.model)
-            for url in server.urls
-        ]
+        # each replica is asked, since any of them may serve another model under the name
+        comparisons: list[str] = []
+        for url in server.urls:
+            replica = server.model_copy(update={"url": url})
+            comparisons.append(_compare_served(name, replica, url, self.recipe.model))
         client = Client(server)
         self.stack.push_async_callback(client.close)
         identity: Mapping[str, Any] = {"backend": "completions", "weights": server.model}
         scorer = CompletionsEngine(client, model=server.model, identity=identity)
         self.teachers.scorers[name] = scorer
-        compared = "; ".join(dict.fromkeys(comparisons))
-        text = f"{server.model} at {server.addresses}; {compared}"
+        distinct_comparisons = "; ".join(dict.fromkeys(comparisons))
+        text = f"{server.model} at {server.addresses}; {distinct_comparisons}"
         self.teachers.lines.append((f"teacher {name}", text))
 
     def _open_in_process(self, name: str, config: TeacherConfig) -> None:
@@ -193,9 +200,9 @@ class _Opening:
         adapter = None if config.adapter is None else _adapter_folder(name, config.adapter)
         key = (_resolved(path), _resolved(str(adapter or "")), config.dtype)
         if key in self.name_of:
-            first = self.name_of[key]
-            self.teachers.scorers[name] = self.teachers.scorers[first]
-            line = (f"teacher {name}", f"the same model as teacher {first}")
+            first_name = self.name_of[key]
+            self.teachers.scorers[name] = self.teachers.scorers[first_name]
+            line = (f"teacher {name}", f"the same model as teacher {first_name}")
             self.teachers.lines.append(line)
             return
         self.name_of[key] = name
@@ -205,26 +212,25 @@ class _Opening:
             artifact = adapter.parent if adapter.name == ADAPTER else adapter
             self._add_parent(f"teachers.{name}.adapter", str(artifact))
             _check_base(name, artifact, path, digest)
-        model, loaded = self._model(name, path, config.dtype)
+        model, newly_loaded = self._load_model(name, path, config.dtype)
         if adapter is not None:
             model = self._add_adapter(name, adapter, (_resolved(path), config.dtype))
             digest = f"{digest}+{_adapter_digest(adapter)}"
         precision = str(model.dtype).removeprefix("torch.")
         identity = {"backend": "transformers", "weights": digest, "dtype": precision}
-        scorer = InProcessTeacher(
-            model, None if adapter is None else name, identity, self.residents
-        )
+        adapter_name = None if adapter is None else name
+        scorer = InProcessTeacher(model, adapter_name, identity, self.residents)
         self.teachers.scorers[name] = scorer
-        text = self._size_text(model, name if adapter is not None else None, whole=loaded)
-        shown = digest if "@" in digest else digest[:12]
-        where = path if adapter is None else f"{config.adapter} on {path}"
-        text = f"{where} ({shown}), {text}"
+        text = self._size_text(model, adapter_name, newly_loaded=newly_loaded)
+        digest_text = digest if "@" in digest else digest[:12]
+        location = path if adapter is None else f"{config.adapter} on {path}"
+        text = f"{location} ({digest_text}), {text}"
         if digest == self.student_digest:
             text += "; the student's weights: its advantages are 0 until the student has moved"
         self.teachers.lines.append((f"teacher {name}", text))
 
     def _add_parent(self, key: str, path: str) -> None:
-        """Record an artifact's lineage; a directory without a manifest has none."""
+        """Record an artifact as a parent of the run; a directory without a manifest is none."""
         folder = Path(path)
         if (folder / STAGE).is_file() and not (folder / MANIFEST).is_file():
             raise ConfigError(
@@ -237,19 +243,23 @@ class _Opening:
             if parent not in self.teachers.parents:
                 self.teachers.parents.append(parent)
 
-    def _model(self, name: str, path: str, dtype: Dtype) -> tuple[Any, bool]:
-        """The model of a path, and True where this call has loaded it."""
+    def _load_model(self, name: str, path: str, dtype: Dtype) -> tuple[Any, bool]:
+        """Load the model of a path, unless a teacher before this one has loaded it.
+
+        Returns:
+            The model, and True if this call has loaded it.
+        """
         key = (_resolved(path), dtype)
         if key in self.models:
             return self.models[key], False
         vocabulary = _check_tokens(f"teachers.{name}", path, self.recipe.model)
-        swapped = self.recipe.teachers_in_memory is not None
+        on_device_in_turns = self.recipe.teachers_in_memory is not None
         # a teacher is whole in every process, also where ZeRO-3 splits what is loaded
         with without_zero3_init():
             model = load_for_inference(
                 path,
                 dtype=dtype if dtype != "auto" else _auto_dtype(self.device),
-                device="cpu" if swapped else str(self.device),
+                device="cpu" if on_device_in_turns else str(self.device),
                 attention="auto",
                 vocabulary=vocabulary,
                 transposed=False,
@@ -272,45 +282,52 @@ class _Opening:
         model.eval().requires_grad_(False)
         self.models[base] = model
         # teachers without an adapter on this base go on through its wrapper, which switches it off
-        for other, scorer in self.teachers.scorers.items():
-            if (
-                isinstance(scorer, InProcessTeacher)
-                and scorer.plain_model is model.get_base_model()
-            ):
+        base_model = model.get_base_model()
+        for teacher_name, scorer in self.teachers.scorers.items():
+            if isinstance(scorer, InProcessTeacher) and scorer.plain_model is base_model:
                 wrapped = InProcessTeacher(model, scorer.adapter, scorer.identity, self.residents)
-                self.teachers.scorers[other] = wrapped
+                self.teachers.scorers[teacher_name] = wrapped
         return model
 
-    def _size_text(self, model: Any, adapter: str | None, *, whole: bool) -> str:
-        """Parameters and memory that a teacher adds to every process."""
+    def _size_text(self, model: Any, adapter: str | None, *, newly_loaded: bool) -> str:
+        """Text about the parameters and memory that a teacher adds to every process.
+
+        Args:
+            adapter: name of the teacher's adapter in the model, None for the model itself.
+            newly_loaded: True where the model was loaded for this teacher.
+        """
         size = model_size(model)
-        where = "in every process"
+        location = "in every process"
         if self.recipe.teachers_in_memory is not None:
-            where = f"on the device in turns, {self.recipe.teachers_in_memory} at a time"
+            location = f"on the device in turns, {self.recipe.teachers_in_memory} at a time"
         precision = str(model.dtype).removeprefix("torch.")
         if adapter is None:
             return (
                 f"{size.parameters:,} parameters in {precision}, "
-                f"{size.weight_bytes / GIB:.2f} GiB {where}"
+                f"{size.weight_bytes / GIB:.2f} GiB {location}"
             )
-        added = [p for parts, p in model.named_parameters() if adapter in parts.split(".")]
-        count = sum(p.numel() for p in added)
-        added_bytes = sum(p.numel() * p.element_size() for p in added)
-        base = (
-            f"on a base of {size.weight_bytes / GIB:.2f} GiB"
-            if whole
-            else "on a base that is there"
-        )
-        return f"{count:,} parameters more, {added_bytes / GIB:.3f} GiB {base}, {where}"
+        adapter_parameters = [
+            parameter
+            for parameter_name, parameter in model.named_parameters()
+            if adapter in parameter_name.split(".")
+        ]
+        parameter_count = sum(p.numel() for p in adapter_parameters)
+        adapter_bytes = sum(p.numel() * p.element_size() for p in adapter_parameters)
+        base = "on a base that is there"
+        if newly_loaded:
+            base = f"on a base of {size.weight_bytes / GIB:.2f} GiB"
+        adapter_gib = adapter_bytes / GIB
+        return f"{parameter_count:,} parameters more, {adapter_gib:.3f} GiB {base}, {location}"
 
 
 def _resolved(path: str) -> str:
+    """Absolute path of a folder; a name on the hub as it is."""
     folder = Path(path)
     return str(folder.resolve()) if path and folder.is_dir() else path
 
 
 def _auto_dtype(device: torch.device) -> Dtype:
-    # by where the teacher will score, not by where it waits
+    """Precision of a teacher with `dtype: auto`, by the device that it scores on."""
     return "bfloat16" if device.type == "cuda" else "float32"
 
 
@@ -323,7 +340,7 @@ def _adapter_folder(name: str, path: str) -> Path:
 
 
 def _check_base(name: str, artifact: Path, base: str, base_digest: str) -> None:
-    """Raises ConfigError where an adapter's manifest says that it was trained on another base."""
+    """Refuse an adapter whose manifest says that it was trained on another base."""
     if not (artifact / MANIFEST).is_file() or not (Path(base) / MANIFEST).is_file():
         return
     parents = read_artifact(artifact, verify=False).parents
@@ -336,6 +353,7 @@ def _check_base(name: str, artifact: Path, base: str, base_digest: str) -> None:
 
 
 def _adapter_digest(adapter: Path) -> str:
+    """Digest of an adapter's weights and configuration."""
     total = hashlib.sha256()
     for file in sorted(adapter.glob("adapter_*")):
         total.update(f"{file.name} {sha256_file(file)}\n".encode())
@@ -343,26 +361,33 @@ def _adapter_digest(adapter: Path) -> str:
 
 
 def _check_tokens(where: str, path: str, student: ModelConfig) -> int:
-    """Rows that the teacher's embedding needs.
+    """Compare a teacher's tokenizer and chat template with the student's.
+
+    Args:
+        where: recipe key of the teacher, for messages.
+
+    Returns:
+        Number of rows that the teacher's embedding needs.
 
     Raises:
-        ConfigError: its tokenizer gives a token another id, or its template differs.
+        ConfigError: a token has another id, or the template differs.
     """
     tokenizer = load_any_tokenizer(path)
-    expected = _student_tokenizer(student)
-    ids = tokenizer.get_vocab()
-    expected_ids = expected.get_vocab()
-    if ids != expected_ids:
-        differing = sorted(
-            token for token in {*ids, *expected_ids} if ids.get(token) != expected_ids.get(token)
+    student_tokenizer = _student_tokenizer(student)
+    teacher_ids = tokenizer.get_vocab()
+    student_ids = student_tokenizer.get_vocab()
+    if teacher_ids != student_ids:
+        all_tokens = {*teacher_ids, *student_ids}
+        differing_tokens = sorted(
+            token for token in all_tokens if teacher_ids.get(token) != student_ids.get(token)
         )
-        token = differing[0]
+        token = differing_tokens[0]
         raise ConfigError(
             f"{where}: its vocabulary is not the student's: {token!r} is "
-            f"{ids.get(token)} there and {expected_ids.get(token)} in {student.path} "
-            f"({len(differing):,} tokens differ)"
+            f"{teacher_ids.get(token)} there and {student_ids.get(token)} in {student.path} "
+            f"({len(differing_tokens):,} tokens differ)"
         )
-    if tokenizer.chat_template != expected.chat_template:
+    if tokenizer.chat_template != student_tokenizer.chat_template:
         raise ConfigError(
             f"{where}: its chat template is not the student's: it was trained on prompts that "
             "read otherwise"
@@ -375,8 +400,11 @@ def _student_tokenizer(student: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _compare_served(name: str, server: Server, url: str, student: ModelConfig) -> str:
-    """Compare a served model's vocabulary and template with the student's as far as the server
-    tells of them. Returns what was compared, for the plan.
+    """Compare a served model's vocabulary and template with the student's, as far as the server
+    reveals them.
+
+    Returns:
+        Text about what was compared, for the plan.
 
     Raises:
         ConfigError: they differ.
@@ -387,16 +415,18 @@ def _compare_served(name: str, server: Server, url: str, student: ModelConfig) -
         return f"vocabulary and template of {root} are the student's"
     if served_ids is None:
         return "the server does not tell its vocabulary and template: they are not compared"
-    ids = _probe_ids(_student_tokenizer(student))
-    if ids == served_ids:
+    student_ids = _probe_ids(_student_tokenizer(student))
+    if student_ids == served_ids:
         return "it renders and tokenises a probe as the student does"
-    pairs = enumerate(zip(ids, served_ids, strict=False))
-    position = next(
-        (k for k, (ours, theirs) in pairs if ours != theirs), min(len(ids), len(served_ids))
-    )
+    # one list may be a beginning of the other, and then differs behind its end
+    position = min(len(student_ids), len(served_ids))
+    for index, (student_id, served_id) in enumerate(zip(student_ids, served_ids, strict=False)):
+        if student_id != served_id:
+            position = index
+            break
     raise ConfigError(
         f"teachers.{name}: {url} renders and tokenises a probe otherwise than the student: "
-        f"{len(served_ids)} ids in place of {len(ids)}, the first that differs is number "
+        f"{len(served_ids)} ids in place of {len(student_ids)}, the first that differs is number "
         f"{position}: serve a model with the student's vocabulary and template"
     )
 
@@ -413,29 +443,36 @@ def _probe_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 async def _ask_server(server: Server, url: str) -> tuple[str | None, list[int] | None]:
-    """Path of the model that a server serves, and the ids of a probe by vLLM's `/tokenize`; None
-    where it does not say."""
-    address = url.removesuffix("/v1")
+    """Ask a server for its model's path and for the ids of a probe, by vLLM's `/tokenize`.
+
+    Returns:
+        The path and the ids, each None where the server does not tell it.
+    """
     client = Client(server)
-    # outside of /v1; a server that is not there yet is waited for when rollouts are scored
-    tokenizing = Client(server.model_copy(update={"url": address, "wait": 0.0, "retries": 0}))
+    # `/tokenize` is outside of /v1. No waiting here for a server that has not started yet: it is
+    # waited for when rollouts are scored
+    root_url = url.removesuffix("/v1")
+    tokenize_client = Client(server.model_copy(update={"url": root_url, "wait": 0.0, "retries": 0}))
     try:
         models = await client.models()
-        roots = [model.get("root") for model in models if model.get("id") == server.model]
-        root = next((root for root in roots if isinstance(root, str)), None)
         if not models:
             return None, None
+        path: str | None = None
+        for model in models:
+            if path is None and model.get("id") == server.model:
+                root = model.get("root")
+                path = root if isinstance(root, str) else None
         body = {
             "model": server.model,
             "messages": _probe_messages(),
             "add_generation_prompt": True,
         }
         try:
-            answer = await tokenizing.post("/tokenize", body, key=0)
+            answer = await tokenize_client.post("/tokenize", body, key=0)
         except PosttrainError:
-            return root, None
+            return path, None
         tokens = answer.get("tokens")
-        return root, tokens if isinstance(tokens, list) else None
+        return path, tokens if isinstance(tokens, list) else None
     finally:
         await client.close()
-        await tokenizing.close()
+        await tokenize_client.close()

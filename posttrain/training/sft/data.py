@@ -1,4 +1,4 @@
-"""The packed shards of an `sft_data` artifact as memory-mapped datasets, one pack per row.
+"""Packed shards of an `sft_data` artifact as memory-mapped datasets, one pack per row.
 
 Each dataset ends with one *filler* row: a pack in which nothing is trained. An epoch whose packs
 do not divide by the global batch is filled up with it, so that no pack is dropped or counted twice.
@@ -144,9 +144,9 @@ def check_packs(
         DataError: ids outside the embedding, a sequence that is too long or has nothing trained, a
             trained pad, or an end token that is not trained.
     """
-    total = len(packs) - 1
-    rows = sampled_rows(total)
-    seen = 0
+    pack_count = len(packs) - 1
+    rows = sampled_rows(pack_count)
+    sequence_count = 0
     end_trained = 0
     untrained = 0
     longest = 0
@@ -155,7 +155,7 @@ def check_packs(
     pad_trained = False
     for pack in packs.select(rows):
         for ids, labels in sequences(dict(pack)):
-            seen += 1
+            sequence_count += 1
             end_trained += special.end_id in labels
             # nothing predicts the first token, so its label does not count
             untrained += all(label == IGNORED for label in labels[1:])
@@ -163,7 +163,7 @@ def check_packs(
             smallest_id = min(smallest_id, *ids)
             largest_id = max(largest_id, *ids)
             longest = max(longest, len(ids))
-    end_share = end_trained / seen
+    end_share = end_trained / sequence_count
     if smallest_id < 0 or largest_id >= embeddings:
         raise DataError(
             f"ids {smallest_id}…{largest_id} in the shards, the model's embedding has rows "
@@ -173,7 +173,7 @@ def check_packs(
         raise DataError(f"a sequence has {longest} tokens, the model has positions for {positions}")
     if untrained:
         raise DataError(
-            f"{untrained} of {seen} sequences have nothing trained; build_sft drops such "
+            f"{untrained} of {sequence_count} sequences have nothing trained; build_sft drops such "
             "sequences, so these shards come from elsewhere"
         )
     if pad_trained:
@@ -185,10 +185,10 @@ def check_packs(
             "data with its end tokens trained"
         )
     ids_text = (
-        f"{len(rows):,} of {total:,} packs looked at: ids {smallest_id}…{largest_id} of "
+        f"{len(rows):,} of {pack_count:,} packs looked at: ids {smallest_id}…{largest_id} of "
         f"{embeddings:,} rows; pad {special.pad_token} ≠ end {special.end_token}"
     )
-    end_text = f"{special.end_token} is trained in {end_share:.1%} of {seen:,} sequences"
+    end_text = f"{special.end_token} is trained in {end_share:.1%} of {sequence_count:,} sequences"
     return [("tokens", ids_text), ("end token", end_text)], end_share
 
 

@@ -1,4 +1,4 @@
-"""The SFT stage: from packed shards to a checkpoint artifact."""
+"""SFT stage: packed shards → a checkpoint artifact."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_many_together_are_as_one_by_one(tmp_path, monkeypatch):
     alone = [dropped(found, record) for record in records]
     assert sum(drop is not None for drop in alone) == 62
     assert found.drops(records) == alone
-    monkeypatch.setattr("data_builders.decontamination.match._CHARACTERS", 100)
+    monkeypatch.setattr("data_builders.decontamination.match._BATCH_CHARACTERS", 100)
     assert found.drops(records) == alone
     assert found.drops([]) == []
 

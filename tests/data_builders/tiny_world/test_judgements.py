@@ -11,7 +11,7 @@ from data_builders.judging.dialects import read_pair
 from data_builders.tiny_world.grading import grade
 from data_builders.tiny_world.items import Choices, Place, make_item
 from data_builders.tiny_world.judgements import (
-    LINES,
+    DRILL_LINES,
     WEIGHTS,
     compared,
     draw_response,
@@ -90,7 +90,7 @@ def test_a_drill_compares_what_it_is_asked():
     row = drill_row(4, seed=3)
     question, answer = row["messages"]
     lines = question["content"].split("\n")
-    assert len(lines) == LINES
+    assert len(lines) == DRILL_LINES
     for line, worked in zip(lines, answer["reasoning_content"].split("\n"), strict=True):
         one, other = line.split()
         assert worked == f"{one}={other} {'yes' if one == other else 'no'}"

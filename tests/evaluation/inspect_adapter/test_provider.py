@@ -33,7 +33,7 @@ from posttrain.evaluation.inspect_adapter.provider import (
     inspect_model,
     to_inspect,
 )
-from posttrain.evaluation.inspect_adapter.tasks import _score, load_task
+from posttrain.evaluation.inspect_adapter.tasks import _score_of_sample, load_task
 from posttrain.evaluation.journal import JournaledSampler
 from posttrain.records import Message, ToolCall
 from tests.evaluation.inspect_adapter.running import run_task
@@ -154,11 +154,11 @@ def test_messages_there_and_back():
 def test_the_value_that_counts_of_a_score_of_several():
     score = InspectScore(value={"1.1": 1.0, "1.2": 0.0, "1.3": "C"}, answer="x")
     sample = EvalSample(id=1, epoch=1, input="?", target="", scores={"verify": score})
-    assert _score(sample, "verify.1.1").value == 1.0
-    assert _score(sample, "verify.*").value == pytest.approx(2 / 3)
+    assert _score_of_sample(sample, "verify.1.1").value == 1.0
+    assert _score_of_sample(sample, "verify.*").value == pytest.approx(2 / 3)
     for wanted in (None, "verify", "verify.2", "other"):
         with pytest.raises(ConfigError, match="name"):
-            _score(sample, wanted)
+            _score_of_sample(sample, wanted)
 
 
 def test_a_task_in_docker_is_refused_where_there_is_none(tmp_path, monkeypatch):

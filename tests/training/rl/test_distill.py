@@ -29,6 +29,7 @@ from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.training.rl.draws import DomainShares
 from posttrain.training.rl.full_objective import full_objective
 from posttrain.training.rl.stage import GroupStage
+from posttrain.training.rl.step import begin_early
 from posttrain.training.rl.teachers import ResidentModels, open_teachers
 from reward.distill import DistillationReward
 from tests.training.methods import script
@@ -186,6 +187,8 @@ def test_a_student_that_equals_its_teachers_is_not_moved_by_a_bit(
 class Fixed:
     """Scores every token alike, but for requests that it fails or half answers."""
 
+    batched = True
+
     def __init__(self, logp: float, problems: Sequence[str] = ()) -> None:
         self.identity: dict[str, str] = {"backend": "fixed"}
         self.logp = logp
@@ -252,6 +255,45 @@ def test_only_what_the_student_wrote_is_scored():
     _, rewards = rewarded(Fixed(-1.0))
     assert rewards.rewards == ((0.5, 0.5, 0.5, 0.5),) * 5
     assert rewards.parts["reverse_kl"] == (-0.5,) * 5
+
+
+class Served(Fixed):
+    """A teacher behind a server: every rollout is a request of its own."""
+
+    batched = False
+
+    def __init__(self, logp: float) -> None:
+        super().__init__(logp)
+        self.asked: list[ScoreRequest] = []
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
+        self.asked += requests
+        return await super().score(requests)
+
+
+def test_a_served_teacher_is_asked_when_a_rollout_ends_and_once():
+    prompts = [replace(prompt, source="a") for prompt in make_prompts(2)]
+    groups: list[Group] = []
+    for prompt in prompts:
+        rollouts = tuple(completion(index, step((10, 11 + index))) for index in range(3))
+        groups.append(Group(prompt, rollouts))
+    everything = [completion for group in groups for completion in group.completions]
+
+    async def rewards_of(early: Sequence[int]) -> tuple[Any, list[int]]:
+        teacher = Served(-1.0)
+        reward = DistillationReward({"t": teacher}, teacher_of={"a": "t"}, max_failure_rate=0)
+        reward.use_policy(Fixed(-1.5))
+        begin = begin_early(reward, prompts, group_size=3, seed=0)
+        for position in early:
+            begin(position, everything[position])
+        await asyncio.sleep(0)
+        asked = [len(teacher.asked)]
+        rewards = await reward.reward(groups, seed=0)
+        return rewards, [*asked, len(teacher.asked)]
+
+    together, asked = asyncio.run(rewards_of(()))
+    assert asked == [0, 6]
+    assert asyncio.run(rewards_of((4, 0, 1))) == (together, [3, 6])
 
 
 def test_what_a_teacher_cannot_score_is_left_out_and_counted_to_it():
