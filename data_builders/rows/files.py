@@ -28,20 +28,19 @@ from posttrain.hashing import sha256_file
 
 _BATCH_ROWS = 128
 _MEDIA = re.compile(r"\b(Image|Audio|Video|Pdf|Nifti)\(")
-_MAX_COUNTED = (
-    256 * 1024 * 1024
-)  # bytes of a text file in which lines are counted; the rest by size
+# bytes of a text file in which lines are counted; the rest is estimated by size
+_MAX_COUNTED = 256 * 1024 * 1024
 
 
 def open_rows(config: SourceConfig, base_dir: Path) -> RawRows:
-    """All rows of a source, in the order of its paths; a glob's files are sorted by name.
+    """Open all rows of a source, in the order of its paths; a glob's files are sorted by name.
 
     Args:
-        base_dir: relative paths start here; rows name their file relative to it.
+        base_dir: folder that paths, also those in the rows, are relative to.
 
     Raises:
-        ConfigError: at once, when a path matches nothing or is of no kind that can be read.
-        DataError: while reading, when a file as a whole cannot be read (e.g. is cut off).
+        ConfigError: at once, if a path matches nothing or is of no kind that can be read.
+        DataError: while reading, if a file as a whole cannot be read (e.g. is cut off).
     """
     if config.hub is not None:
         return open_hub(config)
@@ -56,7 +55,7 @@ def open_rows(config: SourceConfig, base_dir: Path) -> RawRows:
 
 
 def find_files(config: SourceConfig, base_dir: Path) -> list[Path]:
-    """The files and dataset directories of a source, each once.
+    """Find the files and dataset directories of a source, each once.
 
     Raises:
         ConfigError: a path or glob that matches nothing; names the nearest thing that exists.
@@ -69,13 +68,13 @@ def find_files(config: SourceConfig, base_dir: Path) -> list[Path]:
             continue
         matches = sorted(glob.glob(str(path), recursive=True)) if glob.has_magic(pattern) else []
         if not matches:
-            raise ConfigError(f"source {config.name!r}: {_missing(path, pattern)}")
+            raise ConfigError(f"source {config.name!r}: {_missing_path(path, pattern)}")
         paths.update(dict.fromkeys(map(Path, matches)))
     return list(paths)
 
 
 def open_whole(path: Path, config: SourceConfig) -> Opener:
-    """The function that opens a path, by its suffix.
+    """Choose the function that opens a path, by its suffix.
 
     Raises:
         ConfigError: the path is of no kind that can be read.
@@ -98,7 +97,7 @@ def open_whole(path: Path, config: SourceConfig) -> Opener:
     )
 
 
-def _missing(path: Path, pattern: str) -> str:
+def _missing_path(path: Path, pattern: str) -> str:
     """Message about a path that does not exist, with what its folder holds."""
     folder = path.parent
     name = path.name
@@ -112,18 +111,18 @@ def _missing(path: Path, pattern: str) -> str:
         )
     entries = sorted(entry.name for entry in folder.iterdir())
     close = difflib.get_close_matches(name, entries, n=1, cutoff=0.4)
-    what = "matches no file" if glob.has_magic(pattern) else "does not exist"
+    problem = "matches no file" if glob.has_magic(pattern) else "does not exist"
     if close:
-        return f"{pattern!r} {what}; the nearest in {folder} is {close[0]!r}"
-    return f"{pattern!r} {what}; {folder} holds {', '.join(entries[:8]) or 'nothing'}"
+        return f"{pattern!r} {problem}; the nearest in {folder} is {close[0]!r}"
+    return f"{pattern!r} {problem}; {folder} holds {', '.join(entries[:8]) or 'nothing'}"
 
 
 def input_files(config: SourceConfig, base_dir: Path) -> list[Path]:
-    """The files of a source; a dataset directory stands for the files in it."""
+    """List the files of a source; a dataset directory stands for the files in it."""
     files: list[Path] = []
     for path in find_files(config, base_dir):
         if path.is_dir():
-            files += sorted(p for p in path.rglob("*") if p.is_file())
+            files += sorted(file for file in path.rglob("*") if file.is_file())
         else:
             files.append(path)
     return files
@@ -141,16 +140,23 @@ def refuse_files_twice(sources: Sequence[SourceConfig], base_dir: Path) -> None:
             continue
         for file in input_files(source, base_dir):
             same_size = files_by_size.setdefault(file.stat().st_size, [])
-            for other, earlier in same_size:
-                if other is source or other.where != source.where or other.fields != source.fields:
+            for earlier_source, earlier in same_size:
+                if earlier_source is source or not _reads_alike(earlier_source, source):
                     continue
-                if earlier.samefile(file) or sha256_file(earlier) == sha256_file(file):
-                    what = "the same file" if earlier.samefile(file) else f"a copy of {earlier}"
+                is_same = earlier.samefile(file)
+                if is_same or sha256_file(earlier) == sha256_file(file):
+                    relation = "the same file" if is_same else f"a copy of {earlier}"
                     raise ConfigError(
-                        f"source {source.name!r}: {file} is {what} that source {other.name!r} "
-                        "reads; leave one out, and repeat rows with max_epochs"
+                        f"source {source.name!r}: {file} is {relation} that source "
+                        f"{earlier_source.name!r} reads; leave one out, and repeat rows with "
+                        "max_epochs"
                     )
             same_size.append((source, file))
+
+
+def _reads_alike(source: SourceConfig, other_source: SourceConfig) -> bool:
+    """True if two sources would take the same rows of a file, and the same texts of each row."""
+    return source.where == other_source.where and source.fields == other_source.fields
 
 
 def count_rows(files: Sequence[Path]) -> int | None:
@@ -167,7 +173,7 @@ def count_rows(files: Sequence[Path]) -> int | None:
 
 
 def _estimate_rows(file: Path) -> int | None:
-    """Rows of one file: exact for Parquet, by lines for text."""
+    """Estimate the rows of one file: exact for Parquet, by lines for text."""
     suffix = file.suffix.lower()
     if suffix == ".parquet":
         return pq.read_metadata(file).num_rows
@@ -183,7 +189,7 @@ def _estimate_rows(file: Path) -> int | None:
 
 
 def open_parquet(path: Path, name: str, *, groups: range | None = None, line: int = 1) -> RawRows:
-    """Rows of one Parquet file, or of some of its row groups.
+    """Read the rows of one Parquet file, or of some of its row groups.
 
     Args:
         groups: row groups to read; None reads all.
@@ -205,7 +211,7 @@ def open_parquet(path: Path, name: str, *, groups: range | None = None, line: in
 
 
 def _batch_rows(batch: pa.RecordBatch) -> Iterator[Any]:
-    """Rows of a batch; a row that Python cannot hold is replaced by the exception."""
+    """Yield the rows of a batch; a row that Python cannot hold is replaced by the exception."""
     try:
         yield from batch.to_pylist()
     except (ValueError, OverflowError):  # text that is no UTF-8, a date beyond Python's
@@ -217,26 +223,26 @@ def _batch_rows(batch: pa.RecordBatch) -> Iterator[Any]:
 
 
 def open_directory(path: Path, config: SourceConfig, rows: range | None = None) -> Opener:
-    """The function that opens a directory that `datasets` saved, at the source's split.
+    """Choose the function that opens a directory that `datasets` saved, at the source's split.
 
     Args:
         rows: numbers of the rows to read, from 0; None reads all.
 
     Raises:
-        ConfigError: it is no such directory, or the split is missing or must be chosen.
+        ConfigError: `datasets` did not save it, or the split is missing or must be chosen.
     """
     folder = _saved_split(path, config)
-    inner = "" if folder == path else f"/{folder.name}"
-    return lambda _, name: _open_saved(folder, f"{name}{inner}", rows)
+    split_name = "" if folder == path else f"/{folder.name}"
+    return lambda _, name: _open_saved(folder, f"{name}{split_name}", rows)
 
 
 def count_saved(path: Path, config: SourceConfig) -> int:
-    """Count the rows of a directory that `datasets` saved. Raises what opening it raises."""
-    return len(_load(_saved_split(path, config), str(path)))
+    """Count the rows of a directory that `datasets` saved. Raises the errors of opening it."""
+    return len(_load_saved(_saved_split(path, config), str(path)))
 
 
 def _saved_split(path: Path, config: SourceConfig) -> Path:
-    """The folder of the source's split in a directory that `datasets` saved."""
+    """Find the folder of the source's split in a directory that `datasets` saved."""
     if (path / "dataset_dict.json").is_file():
         splits = sorted(p.parent.name for p in path.glob("*/state.json"))
         split = config.split or (splits[0] if len(splits) == 1 else None)
@@ -257,7 +263,7 @@ def _saved_split(path: Path, config: SourceConfig) -> Path:
 
 
 def open_hub(config: SourceConfig) -> RawRows:
-    """Rows of a hub dataset at its pinned commit, streamed; no code of the repository is run.
+    """Stream the rows of a hub dataset at its pinned commit; no code of the repository is run.
 
     Raises:
         ConfigError: the id, subset, split or revision does not exist, or the hub is out of reach.
@@ -279,7 +285,7 @@ def open_hub(config: SourceConfig) -> RawRows:
     return _raw_rows(rows, name, _json_columns(rows.features))
 
 
-def _load(path: Path, name: str) -> Any:
+def _load_saved(path: Path, name: str) -> Any:
     import datasets
 
     try:
@@ -289,22 +295,22 @@ def _load(path: Path, name: str) -> Any:
 
 
 def _open_saved(path: Path, name: str, rows: range | None) -> RawRows:
-    dataset = _load(path, name)
+    dataset = _load_saved(path, name)
     media = [column for column, kind in dataset.features.items() if _MEDIA.search(repr(kind))]
     if media:
         raise DataError(f"{name}: column {media[0]!r} holds media; text only: save it without")
     # a dataset remembers the format and the columns that it was last used with
-    plain = dataset.with_format(None)
+    unformatted = dataset.with_format(None)
     first_row = 1
     if rows is not None:
-        plain = plain.select(rows)
+        unformatted = unformatted.select(rows)
         first_row = rows.start + 1
     json_columns = _json_columns(dataset.features)
-    yield from _raw_rows(_dataset_rows(plain), name, json_columns, start=first_row)
+    yield from _raw_rows(_dataset_rows(unformatted), name, json_columns, start=first_row)
 
 
 def _dataset_rows(dataset: Any) -> Iterator[dict[str, Any]]:
-    """Rows of a `Dataset`, fetched a batch at a time (one at a time is slower by far)."""
+    """Yield the rows of a `Dataset`, fetched a batch at a time (one at a time is far slower)."""
     for batch in dataset.iter(batch_size=_BATCH_ROWS):
         for cells in zip(*batch.values(), strict=True):
             yield dict(zip(batch, cells, strict=True))
@@ -315,12 +321,12 @@ def _json_columns(features: Any) -> frozenset[str]:
     return frozenset(name for name, kind in (features or {}).items() if "Json(" in repr(kind))
 
 
-def _plain(value: Any) -> Any:
+def _to_json_types(value: Any) -> Any:
     """Convert a value from Arrow to JSON's types, without the null members of its objects."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items() if item is not None}
+        return {key: _to_json_types(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
-        return [_plain(item) for item in value]
+        return [_to_json_types(item) for item in value]
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
@@ -336,5 +342,7 @@ def _raw_rows(
         if isinstance(row, Exception):
             yield Drop("malformed_row", str(row), name, line)
             continue
-        plain = {key: v if key in json_columns else _plain(v) for key, v in row.items()}
-        yield RawRow(plain, name, line)
+        json_row: dict[str, Any] = {}
+        for key, value in row.items():
+            json_row[key] = value if key in json_columns else _to_json_types(value)
+        yield RawRow(json_row, name, line)

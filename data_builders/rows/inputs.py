@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from posttrain.runs import MANIFEST, Manifest, Parent, parent_of, read_artifact
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input file of a source; a hub id has neither size nor hash, its revision pins it."""
+    """Input file of a source; a hub id has neither size nor hash, its revision pins it."""
 
     source: str
     path: str
@@ -30,9 +30,9 @@ class Input:
 
 
 def input_of(source: str, path: Path, base_dir: Path, digest: str | None = None) -> Input:
-    """A file as an input, by its path relative to `base_dir`; hashed unless `digest` is given."""
-    shown = path.relative_to(base_dir) if path.is_relative_to(base_dir) else path
-    return Input(source, str(shown), path.stat().st_size, digest or sha256_file(path))
+    """Build an input by its path relative to `base_dir`; hash the file unless `digest` is given."""
+    relative_path = path.relative_to(base_dir) if path.is_relative_to(base_dir) else path
+    return Input(source, str(relative_path), path.stat().st_size, digest or sha256_file(path))
 
 
 def scan_inputs(
@@ -41,7 +41,7 @@ def scan_inputs(
     """Hash all input files and cut each source into parts, in one pass over each file.
 
     Args:
-        part_bytes: about how large a part may be.
+        part_bytes: maximum size of a part, approximately.
 
     Returns:
         All inputs, and the parts of each source by its name.
@@ -62,7 +62,7 @@ def scan_inputs(
                 pieces.append(Piece(name, name, "hub", 0, 0, 1, None, 1, digest))
             paths = find_files(source, base_dir)
             sizes = [path.stat().st_size if path.is_file() else 0 for path in paths]
-            scan = partial(_scan, source, base_dir, part_bytes)
+            scan = partial(_scan_path, source, base_dir, part_bytes)
             for path_inputs, path_pieces in pool.map(scan, paths, accumulate(sizes, initial=0)):
                 inputs += path_inputs
                 pieces += path_pieces
@@ -70,19 +70,19 @@ def scan_inputs(
     return inputs, parts
 
 
-def _scan(
+def _scan_path(
     source: SourceConfig, base_dir: Path, part_bytes: int, path: Path, start: int
 ) -> tuple[list[Input], list[Piece]]:
-    """The inputs and pieces of a path, which begins at byte `start` of its source."""
+    """Hash and cut a path, which begins at byte `start` of its source."""
     name = os.path.relpath(path, base_dir)
     if path.is_file():
         digest, pieces = cut_file(path.absolute(), name, part_bytes, start=start)
         return [input_of(source.name, path, base_dir, digest)], pieces
     # a dataset directory: its files are inputs, its rows are cut evenly
-    files = sorted(p for p in path.rglob("*") if p.is_file())
+    files = sorted(file for file in path.rglob("*") if file.is_file())
     inputs = [input_of(source.name, file, base_dir) for file in files]
-    digest = digest_of([[i.bytes, i.sha256] for i in inputs])
-    total = sum(i.bytes or 0 for i in inputs)
+    digest = digest_of([[file.bytes, file.sha256] for file in inputs])
+    total = sum(file.bytes or 0 for file in inputs)
     rows = count_saved(path, source)
     count = max(1, -(-total // part_size(total, part_bytes)))
     count = min(count, max(rows, 1))
@@ -106,7 +106,7 @@ def _scan(
 
 
 def find_parents(paths: Sequence[Path], out: Path) -> list[Parent]:
-    """The artifacts that the given files or folders lie in, each verified and named once.
+    """Find the artifacts that files or folders lie in, each verified and named once.
 
     Args:
         out: output directory that the parents' paths are relative to.
@@ -116,12 +116,17 @@ def find_parents(paths: Sequence[Path], out: Path) -> list[Parent]:
     """
     parents: dict[str, Parent] = {}
     for path in paths:
-        root = next((p for p in path.resolve().parents if (p / MANIFEST).is_file()), None)
+        folders = path.resolve().parents
+        root = next((folder for folder in folders if (folder / MANIFEST).is_file()), None)
         if root is None:
             continue
         manifest = read_artifact(root)
-        inside = path.resolve().relative_to(root).as_posix()
-        if not any(f.path == inside or f.path.startswith(f"{inside}/") for f in manifest.files):
+        inner_path = path.resolve().relative_to(root).as_posix()
+        is_listed = any(
+            file.path == inner_path or file.path.startswith(f"{inner_path}/")
+            for file in manifest.files
+        )
+        if not is_listed:
             raise DataError(f"{path} lies in the artifact {root} but its manifest does not list it")
         parents[manifest.digest] = parent_of(root, relative_to=out, manifest=manifest)
     return [parents[digest] for digest in sorted(parents)]
@@ -136,17 +141,25 @@ def as_stats(inputs: Iterable[Input]) -> list[dict[str, Any]]:
     return rows
 
 
-def check_unchanged(manifest: Manifest, inputs: Sequence[Input], *others: str) -> None:
-    """Refuse to call a finished artifact up to date when its inputs, or `others`, have changed.
+def check_unchanged(manifest: Manifest, inputs: Sequence[Input], *other_changes: str) -> None:
+    """Refuse to call a finished artifact up to date if its inputs have changed.
+
+    Args:
+        other_changes: names of other things that have changed; with any, the artifact is refused.
 
     Raises:
         ConfigError: names what changed.
     """
-    before = {(i["source"], i["path"], i["sha256"]) for i in manifest.stats["inputs"]}
-    now = {(i["source"], i["path"], i["sha256"]) for i in as_stats(inputs)}
-    changed = sorted({path for _, path, _ in before ^ now}) + sorted(others)
+    recorded = {_identity(row) for row in manifest.stats["inputs"]}
+    current = {_identity(row) for row in as_stats(inputs)}
+    changed = sorted({path for _, path, _ in recorded ^ current}) + sorted(other_changes)
     if changed:
         raise ConfigError(
             f"this artifact was finished before its input changed ({', '.join(changed)}); choose "
             "another out=, or delete the directory to make it anew"
         )
+
+
+def _identity(row: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    """Source, path and hash of an input in a manifest."""
+    return row["source"], row["path"], row["sha256"]

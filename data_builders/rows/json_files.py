@@ -1,7 +1,7 @@
 """Rows from JSON files, as a stream: one object a line, or one array.
 
-UTF-8, strict JSON. What is no row (a repeated key, `NaN`, text after the end) is dropped with a
-reason and the next row is read. A compressed file that is cut off is a `DataError`: nobody knows
+UTF-8, strict JSON. Text that is no row (a repeated key, `NaN`, text after the end) is dropped with
+a reason and the next row is read. A compressed file that is cut off is a `DataError`: nobody knows
 how many rows are gone.
 """
 
@@ -34,7 +34,7 @@ _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 def open_jsonl(
     path: Path, name: str, *, start: int = 0, stop: int | None = None, line: int = 1
 ) -> RawRows:
-    """Rows of one file of JSON lines; `name` is the file's name in the rows.
+    """Read a file of JSON lines; `name` is the file's name in the rows.
 
     Args:
         start, stop: bytes of a plain file to read, cut at line ends.
@@ -44,10 +44,10 @@ def open_jsonl(
         DataError: a damaged compressed file.
     """
     first_line = line
-    with _opened(path) as file:
+    with _open_stream(path) as file:
         line = first_line - 1
         try:
-            for line, text in enumerate(_lines(file, start, stop), start=first_line):
+            for line, text in enumerate(_read_lines(file, start, stop), start=first_line):
                 if line == 1:
                     text = text.removeprefix(_BOM)
                 if text.strip():
@@ -58,10 +58,10 @@ def open_jsonl(
 
 
 def open_json(path: Path, name: str) -> RawRows:
-    """Rows of one `.json` file: an array, or one object a line."""
+    """Read a `.json` file: an array, or one object a line."""
     row = None
     try:
-        with _opened(path) as file:
+        with _open_stream(path) as file:
             head = file.read(_BLOCK)
             if is_array(head):
                 blocks = itertools.chain((head,), iter(lambda: file.read(_BLOCK), b""))
@@ -75,7 +75,8 @@ def open_json(path: Path, name: str) -> RawRows:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[io.BufferedReader]:
+def _open_stream(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a file as a stream of bytes, decompressed by its suffix."""
     compression = COMPRESSIONS.get(path.suffix.lower())
     if compression is None:
         with path.open("rb") as file:
@@ -86,8 +87,8 @@ def _opened(path: Path) -> Iterator[io.BufferedReader]:
             yield io.BufferedReader(stream, buffer_size=1 << 20)  # pyright: ignore[reportArgumentType]
 
 
-def _lines(file: io.BufferedReader, start: int, stop: int | None) -> Iterator[bytes]:
-    """Lines of a file that begin in the bytes `start` to `stop`."""
+def _read_lines(file: io.BufferedReader, start: int, stop: int | None) -> Iterator[bytes]:
+    """Yield the lines of a file that begin in the bytes `start` to `stop`."""
     if start:
         file.seek(start)
     if stop is None:
@@ -99,7 +100,7 @@ def _lines(file: io.BufferedReader, start: int, stop: int | None) -> Iterator[by
 
 
 def _parse_line(text: bytes, name: str, line: int) -> RawRow | Drop:
-    """The row of a line; a drop says how a file of JSON lines is to be written."""
+    """Parse a line; the detail of a drop says how a file of JSON lines is to be written."""
     row = _parse_row(text, name, line)
     if isinstance(row, RawRow):
         return row
@@ -127,14 +128,14 @@ def _parse_row(text: bytes, name: str, line: int) -> RawRow | Drop:
 
 
 def is_array(head: bytes) -> bool:
-    """Whether a `.json` file with these first bytes is an array; else it has one object a line."""
+    """True if a `.json` file with these first bytes is an array, and not one object a line."""
     return head.removeprefix(_BOM).lstrip(_SPACE).startswith(b"[")
 
 
 def read_elements(blocks: Iterable[bytes], name: str) -> Iterator[RawRow | Drop]:
-    """Rows of a JSON array, from the file's bytes in order, cut anywhere."""
+    """Read a JSON array from the file's bytes in order, cut anywhere."""
     line = 1
-    for text, problem in _elements(blocks):
+    for text, problem in _split_elements(blocks):
         element = text.lstrip(_SPACE)
         first_line = line + text.count(b"\n", 0, len(text) - len(element))
         line += text.count(b"\n")
@@ -144,7 +145,7 @@ def read_elements(blocks: Iterable[bytes], name: str) -> Iterator[RawRow | Drop]
             yield _parse_row(element, name, first_line)
 
 
-def _elements(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, str | None]]:
+def _split_elements(blocks: Iterable[bytes]) -> Iterator[tuple[bytes, str | None]]:
     """Split a JSON array into its elements, without the commas.
 
     Yields all bytes in order: (element, None), (text that is no element, what is wrong with it), or

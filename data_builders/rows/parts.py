@@ -1,4 +1,4 @@
-"""Input files in parts: stretches of files that can be read apart, each with its hash.
+"""Input files in parts: stretches of files that are read separately, each with its hash.
 
 A file of lines is cut at line ends, Parquet at row groups, a dataset directory at rows; anything
 else is one piece. Rows keep the file and line that they have in the whole.
@@ -32,14 +32,14 @@ _BLOCK = 1 << 20  # bytes read at a time
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch of one file or directory.
+    """Stretch of one file or directory.
 
     Attributes:
-        start, stop: its ends, in bytes (`lines`), row groups (`parquet`) or rows (`directory`);
-            else 0.
+        start, stop: ends of the stretch, in bytes (`lines`), row groups (`parquet`) or rows
+            (`directory`); else 0.
         line: number of its first row in the file.
-        rows: estimated rows, for plans; None where nobody knows.
-        digest: hash of the stretch, or of the whole file where that is cheaper.
+        rows: estimated rows, for plans; None if they are not known.
+        digest: hash of the stretch, or of the whole file if that is cheaper.
         changed: modification time of the file when it was hashed, in nanoseconds; 0: not checked.
     """
 
@@ -128,7 +128,7 @@ def gather(source: str, pieces: Iterable[Piece], limit: int) -> list[Part]:
 
 
 def open_part(part: Part, config: SourceConfig) -> RawRows:
-    """Rows of a part.
+    """Read the rows of a part.
 
     Raises:
         DataError: a file changed since it was hashed, or cannot be read.
@@ -156,9 +156,9 @@ def _open_piece(piece: Piece, config: SourceConfig) -> RawRows:
 
 def estimate_rows(parts: Sequence[Part]) -> int | None:
     """Estimate the rows of parts; those of unknown count are taken to be like the others."""
-    known = [part for part in parts if part.rows is not None]
-    known_rows = sum(part.rows or 0 for part in known)
-    known_bytes = sum(part.bytes for part in known)
+    counted_parts = [part for part in parts if part.rows is not None]
+    known_rows = sum(part.rows or 0 for part in counted_parts)
+    known_bytes = sum(part.bytes for part in counted_parts)
     if not known_bytes:
         return None if parts else 0
     return round(known_rows * sum(part.bytes for part in parts) / known_bytes)
@@ -168,16 +168,16 @@ def cut_file(path: Path, name: str, limit: int, *, start: int = 0) -> tuple[str,
     """Hash a file and cut it into pieces of at most about `limit` bytes; an empty file has none.
 
     Args:
-        name: the file's name in its rows.
-        start: bytes of the source before it.
+        name: name of the file in its rows.
+        start: number of bytes of the source before the file.
 
     Returns:
-        The file's sha256 and its pieces.
+        sha256 of the file, and its pieces.
 
     Raises:
         DataError: the file changed meanwhile.
     """
-    before = path.stat()
+    stat_before = path.stat()
     suffix = path.suffix.lower()
     pieces = None
     if suffix in (".jsonl", ".ndjson") or (suffix == ".json" and not _is_array(path)):
@@ -187,10 +187,12 @@ def cut_file(path: Path, name: str, limit: int, *, start: int = 0) -> tuple[str,
         if suffix == ".parquet":
             pieces = _cut_row_groups(path, name, limit, start, digest)
     if pieces is None:
-        pieces = [Piece(str(path), name, "whole", 0, 0, 1, None, before.st_size, digest)]
-    if path.stat().st_mtime_ns != before.st_mtime_ns:
+        pieces = [Piece(str(path), name, "whole", 0, 0, 1, None, stat_before.st_size, digest)]
+    if path.stat().st_mtime_ns != stat_before.st_mtime_ns:
         raise DataError(f"{name} was changed while it was read; start again")
-    return digest, [replace(p, changed=before.st_mtime_ns) for p in pieces if p.bytes]
+    filled_pieces = [piece for piece in pieces if piece.bytes]
+    changed = stat_before.st_mtime_ns
+    return digest, [replace(piece, changed=changed) for piece in filled_pieces]
 
 
 def _is_array(path: Path) -> bool:
@@ -236,7 +238,7 @@ def _cut_lines(path: Path, name: str, limit: int, source_bytes: int) -> tuple[st
 
 
 def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    """The next `size` bytes of a file, and the rest of their last line."""
+    """Yield the next `size` bytes of a file, and the rest of their last line."""
     block = b"\n"
     while size > 0 and (block := file.read(min(size, _BLOCK))):
         size -= len(block)
@@ -248,7 +250,7 @@ def _blocks(file: BinaryIO, size: int) -> Iterator[bytes]:
 def _cut_row_groups(
     path: Path, name: str, limit: int, position: int, digest: str
 ) -> list[Piece] | None:
-    """Cut a Parquet file at row groups; None where its metadata cannot be read."""
+    """Cut a Parquet file at row groups; None if its metadata cannot be read."""
     try:
         metadata = pq.read_metadata(path)
     except (pa.ArrowInvalid, OSError):
@@ -261,7 +263,8 @@ def _cut_row_groups(
     for stop in range(1, metadata.num_row_groups + 1):
         group = metadata.row_group(stop - 1)
         rows += group.num_rows
-        size += sum(group.column(c).total_compressed_size for c in range(group.num_columns))
+        columns = [group.column(index) for index in range(group.num_columns)]
+        size += sum(column.total_compressed_size for column in columns)
         if size >= part_size(position, limit) or stop == metadata.num_row_groups:
             piece = Piece(
                 str(path),

@@ -1,4 +1,4 @@
-"""A row as it stands in its file, and the one form in which a row or a record is dropped."""
+"""Row as it stands in its file, and the form in which a row or a record is dropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Part = Literal["reasoning", "answer"]
 
 @dataclass(frozen=True, slots=True)
 class TextSpan:
-    """Place of a filter's match in a record: characters `start` to `end` of one part of a message.
+    """Span of a filter's match in a record: characters `start` to `end` of one part of a message.
 
     `text` is the matched text; of a long one, its beginning and its end.
     """
@@ -25,7 +25,7 @@ class TextSpan:
 
 
 class Match(NamedTuple):
-    """A filter's match in a text: characters `start` to `end`, and what is wrong with them."""
+    """Match of a filter in a text: characters `start` to `end`, and the problem with them."""
 
     detail: str
     start: int
@@ -34,14 +34,14 @@ class Match(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Why a row or a record is not used. With its place, it is a line of `dropped.jsonl`.
+    """Reason not to use a row or a record. With file and line, it is a line of `dropped.jsonl`.
 
     Attributes:
-        reason: a fixed name, to count by.
-        detail: where in the row or record, and what, for a person to act on.
-        file, line: place of the row; "" and 0 until `RawRow.dropped` sets them.
+        reason: fixed name, to count by.
+        detail: part of the row or record, and its problem, for a person to act on.
+        file, line: file and line of the row; "" and 0 until `RawRow.dropped` sets them.
         record_id: id of the record, once the row was read as a conversation.
-        span: the text that a filter matched, where one did.
+        span: text that a filter matched, if one did.
     """
 
     reason: str
@@ -53,14 +53,14 @@ class Drop:
 
 
 class RawRow(NamedTuple):
-    """One row as it stands. `line` counts from 1: lines of a text file, else rows."""
+    """Row as it stands. `line` counts from 1: lines of a text file, else rows."""
 
     row: dict[str, Any]
     file: str
     line: int
 
     def dropped(self, drop: Drop) -> Drop:
-        """The drop with the place of this row."""
+        """Add the file and line of this row to a drop."""
         return replace(drop, file=self.file, line=self.line)
 
 

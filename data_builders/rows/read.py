@@ -1,8 +1,8 @@
 """Source rows → records, every other row dropped with a reason and counted.
 
 A row becomes a record in this order: readable → `where` → dialect → ending → license → structural
-filters. Whatever refuses it says so with a `Drop`, or raises `RowProblem` where the row itself is
-malformed; `read_each` gives both their place and counts them.
+filters. A step refuses a row with a `Drop`, or raises `RowProblem` if the row itself is malformed;
+`read_each` adds file and line to both, and counts them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from posttrain.records import Example, Message, make_example
 T = TypeVar("T")
 _MAX_UNREAD = 100  # names of unread columns that are counted one by one, ours
 _MORE_UNREAD = "(columns and keys beyond these)"
-_PREVIEW_ROWS = 5_000  # first rows of a source, of which one at least must be a conversation; ours
+_PREVIEW_ROWS = 5_000  # at least one of so many first rows must be a conversation; ours
 
 
 @dataclass(slots=True)
@@ -38,8 +38,8 @@ class RowCounts:
 
     Attributes:
         held_out: kept rows that are not trained on.
-        examples: the first detail of each drop reason.
-        unread: columns that no part of a record was read from → (rows, an example value).
+        examples: first detail of each drop reason.
+        unread: columns that no part of a record was read from → (number of rows, example value).
     """
 
     rows_in: int = 0
@@ -90,7 +90,7 @@ def read_rows(config: SourceConfig, base_dir: Path) -> RawRows:
     """Stream a source's rows; those that its `where` does not match come as dropped.
 
     Raises:
-        ConfigError: at once for a bad path; after the last row when the source names a field that
+        ConfigError: at once for a bad path; after the last row if the source names a field that
             no row has, or no row matched its `where`.
         DataError: a file that cannot be read.
     """
@@ -106,7 +106,7 @@ def read_rows(config: SourceConfig, base_dir: Path) -> RawRows:
 
 
 def matching_rows(rows: RawRows, fields: SeenFields) -> RawRows:
-    """Rows that match `where`, the others as dropped; `fields` records what was seen.
+    """Yield rows that match `where`, and drops of the others; `fields` records their fields.
 
     The rows may be a part of a source: whether its fields exist is for the caller to check.
     """
@@ -124,38 +124,39 @@ def read_each(
     read: Callable[[RawRow], T | Drop],
     counts: RowCounts,
 ) -> Iterator[T | Drop]:
-    """Apply `read` to each row, in order; count the rows and the drops, but not what is kept.
+    """Apply `read` to each row, in order; count the rows and the drops, but not the kept rows.
 
     Args:
-        read: a row's value or why there is none; raises `RowProblem` for a malformed row.
+        read: function that returns a row's value, or a drop; it raises `RowProblem` for a
+            malformed row.
 
     Raises:
         DataError: a malformed row of a `strict` source, with its file and line.
     """
     for raw in rows:
-        malformed = False
+        is_malformed = False
         if isinstance(raw, Drop):
             item = raw
-            malformed = raw.reason != "where"
+            is_malformed = raw.reason != "where"
         else:
             try:
                 item = read(raw)
             except RowProblem as problem:
                 item = problem.drop
-                malformed = True
+                is_malformed = True
             if isinstance(item, Drop):
                 item = raw.dropped(item)
         counts.rows_in += 1
         if isinstance(item, Drop):
-            place = f"{item.file}:{item.line}"
-            if malformed and config.strict:
-                raise DataError(f"{place}: {item.reason}: {item.detail}")
-            counts.drop(item.reason, f"{place}: {item.detail}")
+            location = f"{item.file}:{item.line}"
+            if is_malformed and config.strict:
+                raise DataError(f"{location}: {item.reason}: {item.detail}")
+            counts.drop(item.reason, f"{location}: {item.detail}")
         yield item
 
 
 class PlacedExample(NamedTuple):
-    """A record with the file and line of its row."""
+    """Record with the file and line of its row."""
 
     example: Example
     file: str
@@ -167,7 +168,7 @@ def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
 
     Raises:
         ConfigError: a path that matches nothing, a field that no row has, or first rows of which
-            none can be read or none is a conversation; it says what the first one is instead.
+            none can be read or none is a conversation; the message describes the first one.
     """
     if config.hub is not None:
         return
@@ -214,7 +215,7 @@ def read_examples(
     allowed_licenses: Collection[str] | None = None,
     counts: RowCounts | None = None,
 ) -> Iterator[Example | Drop]:
-    """A source's records without their places. Raises what `read_rows` and `examples_of` raise."""
+    """Read a source's records without their lines. See `read_rows` and `examples_of`."""
     rows = read_rows(config, base_dir)
     placed = examples_of(rows, config, allowed_licenses=allowed_licenses, counts=counts)
     return (item if isinstance(item, Drop) else item.example for item in placed)
@@ -227,7 +228,7 @@ def examples_of(
     allowed_licenses: Collection[str] | None = None,
     counts: RowCounts | None = None,
 ) -> Iterator[PlacedExample | Drop]:
-    """Records of a source's rows, or of a part of them.
+    """Turn a source's rows, or a part of them, into records.
 
     Args:
         allowed_licenses: licenses that may pass, compared without case; `None` lets all pass.
@@ -242,8 +243,8 @@ def examples_of(
 
     def read(raw: RawRow) -> PlacedExample | Drop:
         dialect, conversation = read_row(raw.row, config, reading)
-        metadata = _metadata(raw.row, config)
-        license = _license(raw.row, config)
+        metadata = _read_metadata(raw.row, config)
+        license = _read_license(raw.row, config)
         counts.note_unread(conversation.unread)
         messages = end_on_assistant(conversation.messages, config.ending)
         if isinstance(messages, Drop):
@@ -268,7 +269,7 @@ def examples_of(
     return read_each(rows, config, read=read, counts=counts)
 
 
-def _metadata(row: dict[str, Any], config: SourceConfig) -> str:
+def _read_metadata(row: dict[str, Any], config: SourceConfig) -> str:
     """JSON text of the columns that the source carries as metadata, by the last part of a path."""
     values: dict[str, Any] = {}
     for path in config.metadata:
@@ -277,22 +278,22 @@ def _metadata(row: dict[str, Any], config: SourceConfig) -> str:
     return encoded(values, "malformed_metadata", ", ".join(values)) if values else "{}"
 
 
-def _license(row: dict[str, Any], config: SourceConfig) -> str:
-    """The row's license, or that of its source."""
+def _read_license(row: dict[str, Any], config: SourceConfig) -> str:
+    """Read the row's license, or that of its source."""
     license = config.license
     if config.license_field is not None:
         with suppress(KeyError):
             license = lookup(row, config.license_field) or license
     if not isinstance(license, str):
-        where = str(config.license_field)
-        raise RowProblem("malformed_metadata", where, f"the license is {license!r:.80}")
+        field = str(config.license_field)
+        raise RowProblem("malformed_metadata", field, f"the license is {license!r:.80}")
     return license
 
 
 def end_on_assistant(
     messages: tuple[Message, ...], policy: EndingPolicy
 ) -> tuple[Message, ...] | Drop:
-    """The messages up to the last assistant turn, or why there are none to keep."""
+    """Cut messages after the last assistant turn; a drop if none are to be kept."""
     answers = [index for index, message in enumerate(messages) if message.role == "assistant"]
     ends_on_answer = bool(answers) and answers[-1] == len(messages) - 1
     if answers and (ends_on_answer or policy != "drop"):

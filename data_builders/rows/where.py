@@ -12,17 +12,17 @@ from data_builders.rows.raw import Drop
 from posttrain.config.source import SourceConfig
 
 Conditions = Mapping[str, Mapping[str, Any]]
-_VALUES_SHOWN = 5  # values of a field, for an error that says what rows have
-_KEYS_SHOWN = 100  # keys of rows, likewise
+_VALUES_SHOWN = 5  # values of a field that an error shows
+_KEYS_SHOWN = 100  # keys of rows that an error compares a name with
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     **{name: getattr(operator, name) for name in ("eq", "ne", "ge", "gt", "le", "lt")},
-    "in": lambda value, listed: value in listed,
-    "not_in": lambda value, listed: value not in listed,
+    "in": lambda value, operands: value in operands,
+    "not_in": lambda value, operands: value not in operands,
 }
 
 
 def lookup(row: Mapping[str, Any], path: str) -> Any:
-    """Value at a dotted path; a key that contains dots itself is found first.
+    """Look up the value at a dotted path; a key that contains dots itself is found first.
 
     Raises:
         KeyError: the row has no such field.
@@ -38,7 +38,7 @@ def lookup(row: Mapping[str, Any], path: str) -> Any:
 
 
 def unmet(conditions: Conditions, row: Mapping[str, Any]) -> Drop | None:
-    """The first condition that a row does not meet, as a drop.
+    """Drop of a row for the first condition that it does not meet; None if it meets all.
 
     A field that is missing or null meets `exists: false` and nothing else. Text and numbers do not
     compare, nor do lists and objects with anything: such a row is dropped as `where_type`.
@@ -50,27 +50,30 @@ def unmet(conditions: Conditions, row: Mapping[str, Any]) -> Drop | None:
             value = None
         for name, operand in tests.items():
             if name == "exists":
-                met = operand == (value is not None)
+                is_met = operand == (value is not None)
             elif value is None:
-                met = False
+                is_met = False
             elif not _comparable(value, operand):
                 detail = f"{path}: {value!r:.40} does not compare with {operand!r:.40}"
                 return Drop("where_type", detail)
             else:
-                met = _COMPARE[name](value, operand)
-            if not met:
+                is_met = _COMPARE[name](value, operand)
+            if not is_met:
                 return Drop("where", f"{path} is {value!r:.40}, not {name} {operand!r:.40}")
     return None
 
 
 def _comparable(value: Any, operand: Any) -> bool:
+    """True if a value is of a type that compares with the operand, or with one in its list."""
     if isinstance(operand, list):
         return any(_comparable(value, item) for item in operand)
-    return isinstance(value, str if isinstance(operand, str) else int | float)
+    if isinstance(operand, str):
+        return isinstance(value, str)
+    return isinstance(value, int | float)
 
 
 def named_paths(config: SourceConfig) -> Iterator[str]:
-    """Every field that a source's recipe names, for any purpose."""
+    """Yield all fields that a source's recipe names, for any purpose."""
     yield from (*config.fields.values(), *config.metadata, *(config.where or ()))
     yield from config.ignored_keys
     if config.license_field is not None:
@@ -78,7 +81,7 @@ def named_paths(config: SourceConfig) -> Iterator[str]:
 
 
 class SeenFields:
-    """Record of which fields named by the recipe the rows have, so that a wrong name is an error.
+    """Record of the fields that rows have, so that a wrong name in the recipe is an error.
 
     Memory is bounded: the first keys that rows have at any depth, and a few values of each field
     of `where`.
@@ -94,12 +97,12 @@ class SeenFields:
         self._values: dict[str, dict[str, None]] = {path: {} for path in self._where}
 
     def unmet(self, row: Mapping[str, Any]) -> Drop | None:
-        """Record what a row shows. Returns the drop of a row that `where` does not match."""
+        """Record the fields of a row. Returns its drop if `where` does not match it."""
         drop = unmet(self._where, row)
         self._rows += 1
         self._matched += drop is None
         if self._missing:
-            row_keys = dict.fromkeys(_keys(row))
+            row_keys = dict.fromkeys(_walk_keys(row))
             self._missing -= row_keys.keys()
             if len(self._keys) < _KEYS_SHOWN:
                 self._keys |= row_keys
@@ -147,16 +150,16 @@ class SeenFields:
         return None
 
 
-def _keys(value: Any, path: str = "", depth: int = 4) -> Iterator[str]:
-    """Keys of a row and of the objects in it, alone and as dotted paths."""
+def _walk_keys(value: Any, path: str = "", depth: int = 4) -> Iterator[str]:
+    """Yield the keys of a row and of the objects in it, alone and as dotted paths."""
     if isinstance(value, list):
         for item in cast(list[Any], value)[:_VALUES_SHOWN]:
-            yield from _keys(item, "", depth)
+            yield from _walk_keys(item, "", depth)
     if isinstance(value, dict) and depth:
         for key, inner in cast(dict[str, Any], value).items():
             yield key
             yield f"{path}{key}"
-            yield from _keys(inner, f"{path}{key}.", depth - 1)
+            yield from _walk_keys(inner, f"{path}{key}.", depth - 1)
 
 
 def _shortened(names: Mapping[str, None]) -> str:

@@ -1,4 +1,4 @@
-"""Supervision audit of every source: what the masks of its prepared sequences train.
+"""Supervision audit of every source: figures of the tokens that its masks train.
 
 Counts every record that the mixture and evaluation may use, once.
 """
@@ -23,14 +23,14 @@ def audit_sources(
     sources: Sequence[PreparedSource], drops: Sequence[Mapping[str, Int]] | None, marks: Marks
 ) -> Audit:
     """Audit all sources, without the records that `drops` lists per source by reason."""
-    audit = Audit({s.name: SourceFigures.empty(marks, knows_cuts=True) for s in sources})
-    unused: list[Int] = []  # per source, numbers of the dropped records
+    audit = Audit({source.name: SourceFigures.empty(marks, knows_cuts=True) for source in sources})
+    unused_records: list[Int] = []  # per source, numbers of the dropped records
     for source_drops in drops or [{} for _ in sources]:
         numbers = np.concatenate([np.empty(0, np.int64), *source_drops.values()])
-        unused.append(np.unique(numbers))
+        unused_records.append(np.unique(numbers))
     for k, source in enumerate(sources):
         with Reader(source.folders) as reader:
-            for part, used in _used_sequences(source, unused[k]):
+            for part, used in _used_sequences(source, unused_records[k]):
                 fetch = partial(_fetch, reader, part, used)
                 audit.add(part.sequences[used], np.full(len(used), k), fetch)
 
@@ -40,7 +40,7 @@ def audit_sources(
         if not numbers:
             return shown
         first = 0
-        for source, source_unused in zip(sources, unused, strict=True):
+        for source, source_unused in zip(sources, unused_records, strict=True):
             with Reader(source.folders) as reader:
                 for part, used in _used_sequences(source, source_unused):
                     in_part = range(first, first + len(used))
@@ -54,10 +54,13 @@ def audit_sources(
     return audit
 
 
-def _used_sequences(source: PreparedSource, unused: Int) -> Iterator[tuple[PreparedPart, Int]]:
-    """Each part with the numbers of the sequences of its used records."""
+def _used_sequences(
+    source: PreparedSource, unused_records: Int
+) -> Iterator[tuple[PreparedPart, Int]]:
+    """Yield each part with the numbers of the sequences of its used records."""
     for part in source.parts():
-        yield part, np.flatnonzero(~is_among(part.numbers, unused)[part.owners])
+        is_used = ~is_among(part.numbers, unused_records)
+        yield part, np.flatnonzero(is_used[part.owners])
 
 
 def _fetch(reader: Reader, part: PreparedPart, used: Int, k: int) -> Shown:

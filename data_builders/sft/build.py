@@ -69,7 +69,9 @@ KIND = "sft_data"
 class Setup:
     """Everything that a build loads and checks before it reads all rows.
 
-    `problems` are those at which the build would stop; only a dry run returns any.
+    Attributes:
+        evaluation: files that decontamination reads.
+        problems: problems at which the build would stop; only a dry run returns any.
     """
 
     recipe: BuildSftConfig
@@ -83,7 +85,7 @@ class Setup:
 
 
 def build_config(recipe: BuildSftConfig) -> dict[str, Any]:
-    """The keys of the recipe that decide the data, without those of how the work is done."""
+    """Keys of the recipe that decide the data, without those of how the work is done."""
     excluded = {"out": True, **dict.fromkeys(EXECUTION, True), "tokenizer": {"backend"}}
     for name in OPTIONAL:
         if getattr(recipe, name) is None:
@@ -137,7 +139,7 @@ def set_up(
 
 
 def show_plan(setup: Setup, console: Console) -> None:
-    """Print what the build would do, extrapolated from the first records; writes nothing.
+    """Print the expected build, extrapolated from the first records, and write nothing.
 
     Raises:
         ConfigError: the build would stop.
@@ -146,7 +148,8 @@ def show_plan(setup: Setup, console: Console) -> None:
     Run.open(recipe.out, kind=KIND, config=build_config(recipe), dry_run=True)
     if recipe.executor == "ray":
         RayPool(dict, recipe.workers)  # starts nothing yet, and says if Ray is missing
-    _print_warnings(console, [*setup.warnings, *few_kept({p.name: p.stats for p in setup.probes})])
+    probe_stats = {probe.name: probe.stats for probe in setup.probes}
+    _print_warnings(console, [*setup.warnings, *few_kept(probe_stats)])
     problems = [*setup.problems, *show_expected(console, recipe, setup.probes)]
     if problems:
         raise ConfigError("\n  ".join(["this build would stop:", *problems]))
@@ -158,7 +161,7 @@ def _print_warnings(console: Console, warnings: Sequence[str]) -> None:
 
 
 def build(setup: Setup, stage: Run, console: Console) -> bool:
-    """Build into the stage's directory. Returns False where the build was finished before.
+    """Build into the stage's directory. Returns False if the build was finished before.
 
     Raises:
         ConfigError: the directory holds a finished data set of other inputs.
@@ -185,7 +188,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
 
     with Stages(console) as stages, ExitStack() as stack:
         # -- rows → examples → sequences on disk, part by part
-        executor = _executor(setup, stack)
+        executor = _open_executor(setup, stack)
         sources = prepare_sources(
             recipe,
             parts,
@@ -258,7 +261,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
 
 
 def _refuse_changes(setup: Setup, out: Path, inputs: Sequence[Input]) -> None:
-    """Raise ConfigError where a finished build had other inputs, tokenizer or template."""
+    """Raise ConfigError if a finished build had other inputs, tokenizer or template."""
     manifest = read_artifact(out, verify=False)
     changed: list[str] = []
     if manifest.stats["tokenizer"]["digest"] != setup.renderer.encoder.digest:
@@ -281,21 +284,21 @@ def _input_paths(setup: Setup) -> list[Path]:
 def _write_dropped(
     out: Path, sources: Sequence[PreparedSource], plan: BuildPlan, copies: Copies | None
 ) -> int:
-    """Write `dropped.jsonl`: drops of preparation, then those of the plan; returns its lines."""
+    """Write `dropped.jsonl`: drops of preparation, then those of the plan. Returns its lines."""
     parts: list[Path] = []
     for source in sources:
         parts += [folder / "dropped.jsonl" for folder in source.folders]
-    more = dropped_lines(sources, plan.dropped, copies)
-    return join_files(out / "dropped.jsonl", parts, more)
+    plan_lines = dropped_lines(sources, plan.dropped, copies)
+    return join_files(out / "dropped.jsonl", parts, plan_lines)
 
 
-def _executor(setup: Setup, stack: ExitStack) -> Executor:
-    """This process, or workers that load tokenizer, template and evaluation files themselves."""
+def _open_executor(setup: Setup, stack: ExitStack) -> Executor:
+    """Open an executor: this process, or workers that load tokenizer and evaluation files."""
     recipe = setup.recipe
     config = recipe.tokenizer
     if recipe.executor == "local" and recipe.workers == 1:
         return Serial(WorkerState(recipe, lambda: (setup.renderer, setup.decontaminator)))
-    # the library that proved exact, and paths that do not depend on where a worker starts
+    # the library that proved exact here, and absolute paths: a worker may start elsewhere
     changed = {"backend": setup.renderer.encoder.name}
     if Path(config.path).is_dir():
         changed["path"] = str(Path(config.path).absolute())

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class Copies:
 
     Attributes:
         drops: per source, the numbers of the records to leave out, by reason.
-        duplicates: all of them, numbered over all sources.
+        duplicates: all copies, numbered over all sources.
     """
 
     drops: list[dict[str, Int]]
@@ -58,7 +59,7 @@ class Copies:
 
 def find_copies(sources: Sequence[PreparedSource], config: DeduplicationConfig) -> Copies:
     """Look for copies among the records of all sources."""
-    columns = _columns(sources)
+    columns = _open_columns(sources)
     assert len(columns) == sum(map(len, sources)), "a record is written to both or none"
     duplicates = find_duplicates(columns, {s.name: len(s) for s in sources}, config)
     starts = np.cumsum([0, *map(len, sources)])
@@ -71,9 +72,12 @@ def find_copies(sources: Sequence[PreparedSource], config: DeduplicationConfig) 
     return Copies(drops, duplicates)
 
 
-def _columns(sources: Sequence[PreparedSource]) -> DedupColumns:
-    """Columns of deduplication of all sources."""
-    return DedupColumns([folder for source in sources for folder in source.folders])
+def _open_columns(sources: Sequence[PreparedSource]) -> DedupColumns:
+    """Open the columns of deduplication of all sources."""
+    folders: list[Path] = []
+    for source in sources:
+        folders += source.folders
+    return DedupColumns(folders)
 
 
 def dropped_lines(
@@ -84,15 +88,16 @@ def dropped_lines(
     Args:
         dropped: per source, the numbers of the records by reason, copies among them.
     """
-    columns = _columns(sources)
+    columns = _open_columns(sources)
     starts = np.cumsum([0, *map(len, sources)])
     kept_copy: dict[int, tuple[int, float]] = {}  # dropped row → row kept instead, similarity
     if copies is not None:
         duplicates = copies.duplicates
-        kept = zip(duplicates.kept.tolist(), duplicates.similarity.tolist(), strict=True)
-        kept_copy = dict(zip(duplicates.row.tolist(), kept, strict=True))
+        kept_rows = zip(duplicates.kept.tolist(), duplicates.similarity.tolist(), strict=True)
+        kept_copy = dict(zip(duplicates.row.tolist(), kept_rows, strict=True))
 
-    def place(row: int) -> dict[str, Any]:
+    def describe_row(row: int) -> dict[str, Any]:
+        """Source, file, line and record id of a row."""
         source = sources[int(np.searchsorted(starts, row, side="right")) - 1]
         return {"source": source.name, **columns.place(row)}
 
@@ -101,11 +106,16 @@ def dropped_lines(
         for reason, numbers in drops.items():
             rows += [(start + number, reason) for number in numbers.tolist()]
         for row, reason in sorted(rows):
-            line = {"source": "", "reason": reason, "detail": _DETAILS.get(reason), **place(row)}
+            line = {
+                "source": "",
+                "reason": reason,
+                "detail": _DETAILS.get(reason),
+                **describe_row(row),
+            }
             if row in kept_copy:
                 kept_row, share = kept_copy[row]
                 similarity = None if math.isnan(share) else round(share, 4)
-                line["kept"] = {**place(kept_row), "similarity": similarity}
+                line["kept"] = {**describe_row(kept_row), "similarity": similarity}
                 relation = _DETAILS[reason].format(similarity=similarity)
                 line["detail"] = "{} {record_id} of {source}, {file}:{line}".format(
                     relation, **line["kept"]

@@ -1,5 +1,7 @@
-"""Mixture: how often each record of each source is seen. A source is taken a number of whole times,
-then the records with the smallest keyed hashes once more, until the requested amount is reached.
+"""Mixture of sources: the number of times that each record of each source is seen.
+
+A source is taken a number of whole times, then the records with the smallest keyed hashes once
+more, until the requested amount is reached.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from data_builders.keyed import key64, shuffled_keys
 from posttrain.config.build_sft import BuildSftConfig, SftSource, Unit
 from posttrain.errors import DataError
 
-MAX_EPOCHS = 4.0  # where a recipe says how much it wants, and not how often; ours
+MAX_EPOCHS = 4.0  # if a recipe requests an amount without a limit of its own; ours
 Int = npt.NDArray[np.int64]
 # (n,) records with the fields of `COLUMNS`
 Records = npt.NDArray[np.void]
@@ -30,18 +32,19 @@ class Total(NamedTuple):
     trained: int = 0
     sequences: int = 0
 
-    def plus(self, other: Total, times: int = 1) -> Total:
-        """This total plus `times` the other one."""
-        return Total(*(a + times * b for a, b in zip(self, other, strict=True)))
+    def plus(self, added: Total, times: int = 1) -> Total:
+        """Add another total `times` times."""
+        return Total(*(value + times * more for value, more in zip(self, added, strict=True)))
 
     def scaled(self, factor: float) -> Total:
-        """This total times `factor`, in whole numbers."""
+        """Multiply by a factor and round to whole numbers."""
         return Total(*(round(factor * value) for value in self))
 
 
 def total_of(records: Records) -> Total:
     """Sums over records."""
-    return Total(len(records), *(int(records[c].sum(dtype=np.int64)) for c in COLUMNS[1:]))
+    sums = [int(records[column].sum(dtype=np.int64)) for column in COLUMNS[1:]]
+    return Total(len(records), *sums)
 
 
 def lost_rows(dropped: Mapping[str, int], held_out: int = 0) -> str:
@@ -57,9 +60,9 @@ class Available:
     """Records of a source that may be trained on.
 
     Attributes:
-        read: returns their `COLUMNS`; None: the total is an estimate, and plans are made to a
-            fraction of a record.
-        lost: why there may be none, for messages.
+        read: function that returns their `COLUMNS`; None: the total is an estimate, and plans are
+            made to a fraction of a record.
+        lost: drop reasons with counts, for the message that there are none.
     """
 
     name: str
@@ -70,7 +73,7 @@ class Available:
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A requested amount; `share` is set where it came from a share of the total."""
+    """Requested amount; `share` is set if it came from a share of the total."""
 
     unit: Unit
     value: float
@@ -82,7 +85,7 @@ class SourcePlan:
     """Plan of one source: all of it `epochs` times, and the records in `extra` once more.
 
     Attributes:
-        cap: how often a record may be seen.
+        cap: largest number of times that a record may be seen.
         total: sums over everything that is taken, repeats counted.
         distinct: records that are taken at least once.
     """
@@ -97,20 +100,20 @@ class SourcePlan:
     distinct: int
 
     def times(self) -> Int:
-        """How often each available record is taken, (n,)."""
+        """Number of times that each available record is taken, (n,)."""
         times = np.full(self.available.total.rows, self.epochs, np.int64)
         return times if self.extra is None else times + self.extra
 
 
 def plan_mixture(sources: Sequence[Available], recipe: BuildSftConfig) -> list[SourcePlan]:
-    """Decide how much of every source is taken, and check it against the request.
+    """Decide the amount of each source, and check it against the request.
 
     Raises:
-        DataError: a source cannot give what the recipe asks of it within the tolerance; the message
-            says which, how far off it is, and what to change.
+        DataError: a source cannot give the requested amount within the tolerance; the message names
+            the source, its deviation, and the keys to change.
     """
     mixture = recipe.mixture
-    caps = _caps(recipe, MAX_EPOCHS if mixture.total else 1.0)
+    caps = _epoch_caps(recipe, MAX_EPOCHS if mixture.total else 1.0)
     total = mixture.total or _largest_total(sources, caps, recipe)
     plans: list[SourcePlan] = []
     for source, available, cap in zip(recipe.sources, sources, caps, strict=True):
@@ -122,9 +125,9 @@ def plan_mixture(sources: Sequence[Available], recipe: BuildSftConfig) -> list[S
 
 
 def epochs_question(sources: Sequence[Available], recipe: BuildSftConfig) -> str | None:
-    """Question for the user where shares divide no total, and nothing says how often to repeat.
+    """Question for the user if shares divide no total, and nothing limits the repetition.
 
-    None where the recipe says it, or where every source is taken about once anyway.
+    None if the recipe decides it, or if every source is taken about once anyway.
     """
     mixture = recipe.mixture
     sharing: list[tuple[str, float, int]] = []  # name, share, available amount
@@ -132,25 +135,28 @@ def epochs_question(sources: Sequence[Available], recipe: BuildSftConfig) -> str
         if source.share:
             amount = getattr(available.total, mixture.unit)
             sharing.append((source.name, source.share, amount))
-    epochs_given = mixture.max_epochs or all(s.max_epochs for s in recipe.sources if s.share)
-    if mixture.total or epochs_given or not all(amount for *_, amount in sharing):
+    source_caps = [source.max_epochs for source in recipe.sources if source.share]
+    has_caps = mixture.max_epochs or all(source_caps)
+    if mixture.total or has_caps or not all(amount for *_, amount in sharing):
         return None  # a source without anything to give is a problem of its own
     options: list[str] = []
     for cap in (1.0, MAX_EPOCHS):
-        total = _largest_total(sources, _caps(recipe, cap), recipe) or 0.0
+        total = _largest_total(sources, _epoch_caps(recipe, cap), recipe) or 0.0
         times = {name: share * total / amount for name, share, amount in sharing}
         if cap == 1 and min(times.values()) >= 1 - mixture.tolerance:
             return None
-        listed = ", ".join(f"{name} {often:.1f} times" for name, often in times.items())
-        options.append(f"mixture.max_epochs={cap:g} takes {total:,.0f} {mixture.unit}: {listed}")
+        repetitions = ", ".join(f"{name} {count:.1f} times" for name, count in times.items())
+        options.append(
+            f"mixture.max_epochs={cap:g} takes {total:,.0f} {mixture.unit}: {repetitions}"
+        )
     return (
         "shares need to know how much they divide, or how often a record may be repeated: set "
         f"mixture.total, or mixture.max_epochs. {'; '.join(options)}"
     )
 
 
-def _caps(recipe: BuildSftConfig, default: float) -> list[float]:
-    """How often each source's records may be seen; `default` is for sources with a share."""
+def _epoch_caps(recipe: BuildSftConfig, default: float) -> list[float]:
+    """Largest number of times for the records of each source; `default` is for shares."""
     caps: list[float] = []
     for source in recipe.sources:
         fallback = MAX_EPOCHS if source.share is None else default
@@ -161,7 +167,7 @@ def _caps(recipe: BuildSftConfig, default: float) -> list[float]:
 def _largest_total(
     sources: Sequence[Available], caps: Sequence[float], recipe: BuildSftConfig
 ) -> float | None:
-    """The total at which the first source with a share reaches its cap."""
+    """Total at which the first source with a share reaches its cap; None without shares."""
     totals: list[float] = []
     for source, available, cap in zip(recipe.sources, sources, caps, strict=True):
         if source.share is None:
@@ -177,7 +183,7 @@ def _largest_total(
 
 
 def _requested_amount(source: SftSource, total: float | None, unit: Unit) -> Amount | None:
-    """The amount that the recipe asks of a source; None: each record once."""
+    """Amount that the recipe requests of a source; None: each record once."""
     if source.rows is not None:
         return Amount("rows", source.rows)
     if source.tokens is not None:
@@ -195,9 +201,9 @@ def _plan_source(available: Available, amount: Amount | None, cap: float, seed: 
         rows = available.total.rows
         return SourcePlan(name, None, cap, 1, None, available, available.total, rows)
     epoch_amount = getattr(available.total, amount.unit)
-    wanted = min(amount.value, cap * epoch_amount)
-    epochs = int(wanted // epoch_amount) if epoch_amount else 0
-    remainder = wanted - epochs * epoch_amount
+    planned_amount = min(amount.value, cap * epoch_amount)
+    epochs = int(planned_amount // epoch_amount) if epoch_amount else 0
+    remainder = planned_amount - epochs * epoch_amount
     total = Total().plus(available.total, epochs)
     distinct = available.total.rows if epochs else 0
     extra = None
@@ -214,15 +220,15 @@ def _plan_source(available: Available, amount: Amount | None, cap: float, seed: 
     return SourcePlan(name, amount, cap, epochs, extra, available, total, distinct)
 
 
-def _choose_extra(records: Records, unit: Unit, wanted: float, salt: int) -> npt.NDArray[np.bool_]:
+def _choose_extra(records: Records, unit: Unit, amount: float, salt: int) -> npt.NDArray[np.bool_]:
     """Choose records in the order of their keys until they come closest to an amount, (n,)."""
     # equal keys are copies of one row: which of them is taken makes no difference
     order = np.argsort(shuffled_keys(records["row64"], salt), kind="stable")
     sizes = records["tokens"].astype(np.int64) if unit == "tokens" else np.ones(len(records), int)
     reached = np.cumsum(sizes[order])
-    count = int(np.searchsorted(reached, wanted))
+    count = int(np.searchsorted(reached, amount))
     before = reached[count - 1] if count else 0
-    if count < len(reached) and reached[count] - wanted < wanted - before:
+    if count < len(reached) and reached[count] - amount < amount - before:
         count += 1
     extra = np.zeros(len(records), np.bool_)
     extra[order[:count]] = True
@@ -230,34 +236,35 @@ def _choose_extra(records: Records, unit: Unit, wanted: float, salt: int) -> npt
 
 
 def _check_amount(plan: SourcePlan, tolerance: float) -> None:
-    """Raise DataError where a plan misses its requested amount, with what to change."""
+    """Raise DataError if a plan misses its requested amount; the message says what to change."""
     if plan.requested is None:
         return
     unit = plan.requested.unit
-    wanted = plan.requested.value
+    requested = plan.requested.value
     share = plan.requested.share
     realised = getattr(plan.total, unit)
     available = getattr(plan.available.total, unit)
-    deviation = abs(realised - wanted) / wanted
+    deviation = abs(realised - requested) / requested
     if deviation <= tolerance:
         return
     if available == 0:
-        why = f"no record of it was kept ({plan.available.lost})"
-    elif wanted > plan.cap * available:
-        most = plan.cap * available
-        alternative = f"or ask for at most {int(most):,} {unit}"
+        reason = f"no record of it was kept ({plan.available.lost})"
+    elif requested > plan.cap * available:
+        largest_amount = plan.cap * available
+        alternative = f"or ask for at most {int(largest_amount):,} {unit}"
         if share is not None:
-            alternative = f"lower its share, or set mixture.total to at most {int(most / share):,}"
-        why = (
+            largest_total = int(largest_amount / share)
+            alternative = f"lower its share, or set mixture.total to at most {largest_total:,}"
+        reason = (
             f"it has {available:,} {unit} and max_epochs {plan.cap:g}. Raise its max_epochs to "
-            f"{wanted / available:.2f}, {alternative}"
+            f"{requested / available:.2f}, {alternative}"
         )
     else:
-        why = (
+        reason = (
             "one record more or less overshoots, the records are too large for the amount. Raise "
             "mixture.tolerance or the amount"
         )
     raise DataError(
-        f"source {plan.name!r}: {wanted:,.0f} {unit} requested, {realised:,} realised "
-        f"({deviation:.1%} off, tolerance {tolerance:.1%}): {why}"
+        f"source {plan.name!r}: {requested:,.0f} {unit} requested, {realised:,} realised "
+        f"({deviation:.1%} off, tolerance {tolerance:.1%}): {reason}"
     )

@@ -85,28 +85,28 @@ def prepare_sources(
             folders[source.name].append(part_folder)
             if part_folder not in jobs and read_counts(part_folder) is None:
                 jobs[part_folder] = PartJob(part, source, str(part_folder), scratch)
-    waiting = list(jobs.values())
-    _show_progress(stages, parts, waiting)
+    waiting_jobs = list(jobs.values())
+    _show_progress(stages, parts, waiting_jobs)
 
-    jobs_left = Counter(job.source.name for job in waiting)
+    remaining_jobs = Counter(job.source.name for job in waiting_jobs)
     finished: dict[str, PreparedSource] = {}
     for source in recipe.sources:
-        if not jobs_left[source.name]:
+        if not remaining_jobs[source.name]:
             finished[source.name] = _finish_source(recipe, source, folders[source.name])
-    for number, _ in executor.run(waiting, stages.advance):
-        source = waiting[number].source
-        jobs_left[source.name] -= 1
-        if not jobs_left[source.name]:
+    for number, _ in executor.run(waiting_jobs, stages.advance):
+        source = waiting_jobs[number].source
+        remaining_jobs[source.name] -= 1
+        if not remaining_jobs[source.name]:
             finished[source.name] = _finish_source(recipe, source, folders[source.name])
     return [finished[source.name] for source in recipe.sources]
 
 
 def _show_progress(
-    stages: Stages, parts: Mapping[str, Sequence[Part]], waiting: Sequence[PartJob]
+    stages: Stages, parts: Mapping[str, Sequence[Part]], waiting_jobs: Sequence[PartJob]
 ) -> None:
     """Begin the stage that counts rows, with those of finished parts as done."""
     total = estimate_rows([part for source_parts in parts.values() for part in source_parts])
-    remaining = estimate_rows([job.part for job in waiting])
+    remaining = estimate_rows([job.part for job in waiting_jobs])
     done = 0 if total is None or remaining is None else max(total - remaining, 0)
     stages.start("preparing", total=total, unit="rows", done=done)
 
@@ -159,8 +159,8 @@ def _source_key(
     }
     if recipe.deduplication is not None:
         # only what `column_batch` writes: the other keys matter when the build is planned
-        near = recipe.deduplication.near_threshold(source.name) is not None
-        key["deduplication"] = {"near": near}
+        has_threshold = recipe.deduplication.near_threshold(source.name) is not None
+        key["deduplication"] = {"near": has_threshold}
     if recipe.decontamination is not None:
         key["decontamination"] = recipe.decontamination.model_dump(mode="json")
         key["evaluation"] = [[file.path, file.sha256] for file in evaluation]
@@ -176,7 +176,8 @@ class WorkerState:
     """State that all jobs of one process share, loaded when a job first needs it.
 
     Args:
-        load: returns the tokenizer with its template, and the decontaminator; called at most once.
+        load: function that returns the tokenizer with its template, and the decontaminator; it is
+            called at most once.
     """
 
     def __init__(
@@ -189,7 +190,7 @@ class WorkerState:
         self._preparers: dict[str, Preparer] = {}
 
     def preparer(self, source: SftSource) -> Preparer:
-        """The preparer of a source's records."""
+        """Preparer of a source's records."""
         if source.name not in self._preparers:
             self._preparers[source.name] = Preparer(self.recipe, source, *self._load())
         return self._preparers[source.name]
@@ -215,9 +216,10 @@ class PartJob:
         counts = PartCounts(_samples_per_source(recipe), recipe.seed)
         fields = SeenFields(self.source)
         deduplication = recipe.deduplication
-        near = False
+        finds_near_duplicates = False
         if deduplication is not None:
-            near = deduplication.near_threshold(self.source.name) is not None
+            threshold = deduplication.near_threshold(self.source.name)
+            finds_near_duplicates = threshold is not None
         # the columns of deduplication also say where a record was read
         writes_columns = deduplication is not None or recipe.write_dropped
         part_writer = PartWriter(
@@ -242,8 +244,11 @@ class PartJob:
                     for item, record in zip(placed, prepared, strict=True):
                         if record.drop is None:
                             kept.append(item)
-                    places = [(i.file, i.line) for i in kept] if recipe.write_dropped else None
-                    columns = column_batch([i.example for i in kept], places, near=near)
+                    places = None
+                    if recipe.write_dropped:
+                        places = [(item.file, item.line) for item in kept]
+                    examples = [item.example for item in kept]
+                    columns = column_batch(examples, places, near=finds_near_duplicates)
                     write_columns(writer.files, *columns)
                 if recipe.write_dropped:
                     lines = "".join(_dropped_lines(batch, prepared, self.source.name))
@@ -257,7 +262,9 @@ def _characters(item: PlacedExample | Drop) -> int:
     """Characters of a record's contents and traces; 0 for a dropped row."""
     if isinstance(item, Drop):
         return 0
-    return sum(len(m.content) + len(m.reasoning or "") for m in item.example.messages)
+    return sum(
+        len(message.content) + len(message.reasoning or "") for message in item.example.messages
+    )
 
 
 def _dropped_lines(
@@ -292,9 +299,9 @@ _GC_THRESHOLDS = (200_000, 50, 1000)
 @contextlib.contextmanager
 def _rare_garbage_collection() -> Iterator[None]:
     """Run Python's cycle collector rarely: records are many objects and few cycles."""
-    before = gc.get_threshold()
+    previous_thresholds = gc.get_threshold()
     gc.set_threshold(*_GC_THRESHOLDS)
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        gc.set_threshold(*previous_thresholds)

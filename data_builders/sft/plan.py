@@ -1,4 +1,4 @@
-"""Prepared sources → which sequences are trained on, how often, and which are held out.
+"""Prepared sources → plan of a build: sequences to train on, repetitions, held-out sequences.
 
 Whole conversations are held out, by a keyed hash of their ids; a conversation that is held out in
 one source is kept out of training in all of them. So is one that would be trained on in the very
@@ -105,11 +105,12 @@ class GroupStats:
 
     def lengths(self) -> list[dict[str, int]]:
         """Sequences, trained and untrained tokens by length; empty bins are left out."""
-        return [
-            {"up_to": 1 << k, "sequences": count, "trained": trained, "untrained": untrained}
-            for k, (count, trained, untrained) in enumerate(self.bins.tolist())
-            if count
-        ]
+        rows: list[dict[str, int]] = []
+        for exponent, (count, trained, untrained) in enumerate(self.bins.tolist()):
+            if count:
+                row = {"up_to": 1 << exponent, "sequences": count}
+                rows.append({**row, "trained": trained, "untrained": untrained})
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class PlannedGroup:
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """Sequences of each split, and what happens to every record.
+    """Sequences of each split, and the fate of every record.
 
     Attributes:
         passes: per source, the number of the first sequence in each epoch.
@@ -159,7 +160,7 @@ def plan_build(
     recipe: BuildSftConfig,
     drops: Sequence[Mapping[str, Int]] | None = None,
 ) -> BuildPlan:
-    """Split off the held-out records and plan the mixture of the rest.
+    """Hold out records for evaluation and plan the mixture of the others.
 
     Args:
         drops: per source, by reason, the numbers of records that are not to be used at all.
@@ -179,11 +180,11 @@ def plan_build(
     trainable: list[Mask] = []
     available: list[Available] = []
     for source, mask, source_drops in zip(sources, usable, drops, strict=True):
-        rest = mask & ~is_among(source.records("id64")["id64"], withheld_ids)
-        read = partial(_mixture_columns, source, rest)
+        is_trainable = mask & ~is_among(source.records("id64")["id64"], withheld_ids)
+        read = partial(_mixture_columns, source, is_trainable)
         dropped = {reason: len(rows) for reason, rows in source_drops.items()}
         lost = lost_rows({**source.stats["dropped"], **dropped}, int(mask.sum()))
-        trainable.append(rest)
+        trainable.append(is_trainable)
         available.append(Available(source.name, read, total_of(read()), lost))
     mixture = plan_mixture(available, recipe)
 
@@ -197,7 +198,7 @@ def plan_build(
                 "held_out_duplicate": np.setdiff1d(withheld, held_out[k]),
             }
         )
-    passes = _passes(sources, mixture)
+    passes = _first_numbers(sources, mixture)
     return BuildPlan(
         passes=passes,
         train=_plan_training(sources, trainable, mixture, passes, recipe),
@@ -256,14 +257,16 @@ def hold_out(
 
 
 def _largest_rank(ranks: Keys, config: HeldOutConfig) -> int:
-    """The largest rank that is held out; -1 for none."""
+    """Largest rank that is held out; -1 for none."""
     if config.rate is not None:
         return int(config.rate * 2.0**64) - 1
     smallest = np.unique(ranks)[: config.rows]
     return int(smallest[-1]) if len(smallest) else -1
 
 
-def _passes(sources: Sequence[PreparedSource], mixture: Sequence[SourcePlan]) -> list[list[int]]:
+def _first_numbers(
+    sources: Sequence[PreparedSource], mixture: Sequence[SourcePlan]
+) -> list[list[int]]:
     """Number of the first sequence in each epoch of each source, as in `BuildPlan`."""
     passes: list[list[int]] = []
     first = 0
@@ -283,7 +286,7 @@ def _plan_training(
     passes: Sequence[Sequence[int]],
     recipe: BuildSftConfig,
 ) -> PlannedGroup:
-    """All training sequences, epoch after epoch."""
+    """Plan all training sequences, epoch after epoch."""
     table = np.empty(sum(plan.total.sequences for plan in mixture), PLANNED)
     stats = GroupStats(recipe.packing.max_length)
     filled = 0
@@ -309,7 +312,7 @@ def _plan_evaluation(
     passes: Sequence[Sequence[int]],
     recipe: BuildSftConfig,
 ) -> dict[str, PlannedGroup]:
-    """Held-out sequences of each source, by reasoning mode; empty groups are left out."""
+    """Plan the held-out sequences of each source by reasoning mode; empty groups are left out."""
     groups: dict[str, PlannedGroup] = {}
     for source, numbers, (first, *_) in zip(sources, held_out, passes, strict=True):
         salt = key64(recipe.seed, "order", source.name, "eval")
@@ -330,7 +333,7 @@ def _plan_evaluation(
 
 
 def _plan_records(part: PreparedPart, chosen: Int, first: int, salt: int) -> tuple[Rows, Rows]:
-    """A `PLANNED` and the `SEQUENCE` of every sequence of some of a part's records.
+    """Plan some of a part's records: a `PLANNED` row and the `SEQUENCE` of each sequence.
 
     Args:
         chosen: numbers of the records in the part.

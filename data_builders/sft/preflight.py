@@ -1,5 +1,6 @@
-"""Checks on the first records of every source, before hours are spent: whether the recipe fits
-them, and what a build of all of them would do.
+"""Checks on the first records of every source, before hours are spent on all of them.
+
+They find out if the recipe fits the records, and extrapolate to a build of all of them.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ _OVERSIZED = 32  # a pack this many times the longest sequence is far too long; 
 
 @dataclass(frozen=True)
 class Probe:
-    """The first records of a source, prepared.
+    """First records of a source, prepared.
 
     Attributes:
         complete: these are all of the source's records.
-        of_rows: estimated rows of the source; None where nobody knows.
+        of_rows: estimated rows of the source; None if they are not known.
         unbounded, prepared: the records without a limit of length, and with it.
         kept: sums over the records that are kept.
-        stats: the same as those of a finished part.
-        examples: a dropped row for each reason.
+        stats: counts in the form of a finished part.
+        examples: detail of one dropped row for each reason.
     """
 
     source: SftSource
@@ -84,12 +85,12 @@ class Probe:
 
     @property
     def lost(self) -> str:
-        """Drop reasons with counts, most first."""
+        """Drop reasons with counts, most frequent first."""
         return lost_rows(self.stats["dropped"])
 
     @property
     def expected(self) -> Total | None:
-        """Estimated sums over the whole source; None where its number of rows is unknown."""
+        """Estimated sums over the whole source; None if its number of rows is unknown."""
         if self.complete:
             return self.kept
         if self.of_rows is None:
@@ -98,7 +99,7 @@ class Probe:
 
 
 def probe_source(preparer: Preparer, base_dir: Path, *, records: int = PROBED) -> Probe:
-    """Prepare the first records of a source. Raises what reading it raises."""
+    """Prepare the first records of a source. Raises the errors of its readers."""
     started = time.perf_counter()
     recipe = preparer.recipe
     source = preparer.source
@@ -152,7 +153,7 @@ def first_texts(recipe: BuildSftConfig, base_dir: Path) -> list[str]:
         # `SeenFields` is discarded: `check_probe` reports wrong field names among other problems
         rows = matching_rows(open_rows(source, base_dir), SeenFields(source))
         items = examples_of(rows, source, allowed_licenses=recipe.licenses)
-        placed = (i for i in islice(items, _MAX_ROWS) if isinstance(i, PlacedExample))
+        placed = (item for item in islice(items, _MAX_ROWS) if isinstance(item, PlacedExample))
         for item in islice(placed, _TOKENIZER_RECORDS):
             for message in item.example.messages:
                 texts.append(message.content)
@@ -177,11 +178,13 @@ def check_template(template: ChatTemplate) -> None:
 def check_markup(template: ChatTemplate, vocabulary: Sequence[str]) -> list[str]:
     """Warn about reasoning and tool tags of the template that are several tokens each."""
     tags = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-    known = set(vocabulary)
-    unknown = [tag for tag in tags if tag in template.source and tag not in known]
-    if not unknown:
+    known_tokens = set(vocabulary)
+    split_tags = [tag for tag in tags if tag in template.source and tag not in known_tokens]
+    if not split_tags:
         return []
-    return [f"{', '.join(unknown)}: no tokens of their own in this vocabulary, tokenised as text"]
+    return [
+        f"{', '.join(split_tags)}: no tokens of their own in this vocabulary, tokenised as text"
+    ]
 
 
 def check_probe(
@@ -190,10 +193,10 @@ def check_probe(
     """Compare the probed sequences with the recipe and the tokenizer.
 
     Args:
-        estimate: hold the limits of the whole source against these rows, as a dry run does.
+        estimate: compare these rows with the limits of the whole source, as a dry run does.
 
     Returns:
-        Warnings, about what need not be wrong, and problems, at which the build would stop: a
+        Warnings, which need no change, and problems, at which the build would stop: a
         configured field is nowhere, packs are too small for this source, a prompt is tokenised
         otherwise than at inference, the template leaves out what may not be left out, no end token
         is trained; with `estimate` everything else that these rows show.
@@ -248,11 +251,16 @@ def check_probe(
 
 
 def _left_out_problems(probe: Probe, preparer: Preparer) -> Iterator[str]:
-    """A message where the template leaves out more than the limit, with the way out that helps."""
-    lost = [p for p in probe.prepared if p.drop and p.drop.reason.startswith(LEFT_OUT)]
-    splitting = copy.copy(preparer)
-    splitting.split_steps = True
-    helped = sum(p.drop is None for p in prepare([p.example for p in lost], splitting))
+    """Yield a message if the template leaves out more than the limit, with a way out."""
+    lost: list[Prepared] = []
+    for record in probe.prepared:
+        if record.drop and record.drop.reason.startswith(LEFT_OUT):
+            lost.append(record)
+    # the same records again with `split_steps`: would it help?
+    splitting_preparer = copy.copy(preparer)
+    splitting_preparer.split_steps = True
+    split_records = prepare([record.example for record in lost], splitting_preparer)
+    helped = sum(record.drop is None for record in split_records)
     limits = preparer.recipe.limits
     problem = left_out_exceeded(probe.name, probe.stats, limits, split_helps=helped > 0)
     if problem:
@@ -267,7 +275,7 @@ def _left_out_problems(probe: Probe, preparer: Preparer) -> Iterator[str]:
 def _capacity_problems(
     name: str, sequences: Sequence[PreparedSequence], recipe: BuildSftConfig
 ) -> Iterator[str]:
-    """A message where no answer, or no sequence, fits into a pack."""
+    """Yield a message if no answer, or no sequence, fits into a pack."""
     capacity = recipe.packing.max_length
     lengths = sorted(s.length for s in sequences)
     prompts = sorted(s.tokens.spans[0] for s in sequences)
@@ -288,7 +296,7 @@ def _capacity_problems(
 def _prompts_differ_from_inference(
     sequences: Sequence[PreparedSequence], preparer: Preparer
 ) -> bool:
-    """Whether a prompt tokenised as one text, as at inference, has other ids than in training."""
+    """True if a prompt tokenised as one text, as at inference, has other ids than in training."""
     prompts: list[str] = []
     for sequence in sequences:
         segments = sequence.sample.segments
@@ -303,7 +311,7 @@ def _prompts_differ_from_inference(
 
 
 def _trained_ids(sequence: PreparedSequence) -> list[int]:
-    """Ids of the trained tokens."""
+    """Ids of the trained tokens of a sequence."""
     spans = sequence.tokens.spans
     trained: list[int] = []
     for start, end in zip(spans[::2], spans[1::2], strict=True):
@@ -312,7 +320,7 @@ def _trained_ids(sequence: PreparedSequence) -> list[int]:
 
 
 def oversized_packs(recipe: BuildSftConfig, probes: Sequence[Probe]) -> list[str]:
-    """Warning where packs are far longer than any probed sequence."""
+    """Warning if packs are far longer than any probed sequence."""
     lengths: list[int] = []
     for probe in probes:
         for record in probe.unbounded:
@@ -330,17 +338,17 @@ def oversized_packs(recipe: BuildSftConfig, probes: Sequence[Probe]) -> list[str
 
 
 def ask_for_epochs(recipe: BuildSftConfig, probes: Sequence[Probe]) -> list[str]:
-    """The question of `epochs_question`, by the first rows of every source; or nothing."""
+    """Question of `epochs_question`, by the first rows of every source; or nothing."""
     available = _available(recipe, probes)
     question = available and epochs_question(available, recipe)
     return [f"{question} (estimated from the first rows)"] if question else []
 
 
 def show_expected(console: Console, recipe: BuildSftConfig, probes: Sequence[Probe]) -> list[str]:
-    """Print what the build would do, extrapolated from the first records of every source.
+    """Print the expected build, extrapolated from the first records of every source.
 
     Returns:
-        Problems that show in all sources together, at which the build would stop.
+        Problems of all sources together, at which the build would stop.
     """
     times_seen, problems = _planned_mixture(recipe, probes)
     sections = [
@@ -372,7 +380,7 @@ def show_expected(console: Console, recipe: BuildSftConfig, probes: Sequence[Pro
 def _plan_table(
     recipe: BuildSftConfig, probes: Sequence[Probe], times_seen: Mapping[str, str]
 ) -> Table:
-    """A row for each source: what was read and kept, what the whole source has, what is taken."""
+    """Table of the sources: rows read and kept, tokens of the whole source, requested amount."""
     rows: list[list[object]] = []
     for probe in probes:
         expected = probe.expected
@@ -397,7 +405,9 @@ def _summary(recipe: BuildSftConfig, probes: Sequence[Probe]) -> str:
     """Estimated tokens, packs, seconds and disk of a build that takes each record once."""
     expected = [probe.expected for probe in probes]
     tokens = sum(total.tokens for total in expected if total is not None)
-    seconds = sum(p.seconds * (p.of_rows or p.rows) / max(p.rows, 1) for p in probes)
+    seconds = 0.0
+    for probe in probes:
+        seconds += probe.seconds * (probe.of_rows or probe.rows) / max(probe.rows, 1)
     summary = (
         f"Each record once: {'at least ' if None in expected else ''}~{tokens:,.0f} tokens, "
         f"~{tokens / recipe.packing.max_length:,.0f} packs of {recipe.packing.max_length:,}, "
@@ -412,13 +422,13 @@ def _summary(recipe: BuildSftConfig, probes: Sequence[Probe]) -> str:
 
 
 def _share(count: int, rows: int) -> str:
-    """A share in per cent; a share above 0 is never shown as 0 %."""
+    """Share in per cent; one above 0 is never shown as 0 %."""
     share = min(count / max(rows, 1), 1.0)
     return f"{share:.0%}" if share >= 0.005 else "<1%"
 
 
 def _target(source: SftSource, recipe: BuildSftConfig) -> str:
-    """The amount that the recipe requests of a source."""
+    """Amount that the recipe requests of a source, in words."""
     if source.share is not None:
         return f"{source.share:.1%} of {recipe.mixture.unit}"
     if source.rows is not None:
@@ -427,7 +437,7 @@ def _target(source: SftSource, recipe: BuildSftConfig) -> str:
 
 
 def _available(recipe: BuildSftConfig, probes: Sequence[Probe]) -> list[Available] | None:
-    """Estimated amount that each source can give; None where one is compressed or streamed."""
+    """Estimated amount that each source can give; None if one is compressed or streamed."""
     available: list[Available] = []
     for probe in probes:
         total = probe.expected
@@ -444,7 +454,7 @@ def _available(recipe: BuildSftConfig, probes: Sequence[Probe]) -> list[Availabl
 def _planned_mixture(
     recipe: BuildSftConfig, probes: Sequence[Probe]
 ) -> tuple[dict[str, str], list[str]]:
-    """How often each source is seen, and problems with amounts that it cannot give."""
+    """Repetitions of each source, in words, and problems with amounts that it cannot give."""
     available = _available(recipe, probes)
     if available is None:
         return {}, []

@@ -94,11 +94,11 @@ class Cut(NamedTuple):
 
 
 class PreparedSequence(NamedTuple):
-    """One sequence to train on.
+    """Sequence to train on.
 
     Attributes:
         length: tokens before clipping.
-        budget: the smallest budget among the cut traces that this sequence trains.
+        budget: smallest budget among the cut traces that this sequence trains; None without one.
     """
 
     sample: TrainingSample
@@ -108,22 +108,22 @@ class PreparedSequence(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """One record after preparation.
+    """Record after preparation.
 
     Attributes:
         example: the record after reasoning control.
-        stripped: its reasoning was switched off.
+        stripped: True if its reasoning was switched off.
         traces: traces that could have been cut; 0 once stripped.
         cuts: traces that were cut.
         too_short: traces chosen for a cut that are shorter than every budget, left whole.
-        template: name of the prompt template that was applied, or why none was; None where the
-            source augments nothing.
+        template: name of the prompt template that was applied, or the reason why none was; None if
+            the source augments nothing.
         left_out: kinds of content that the chat template does not write.
         samples: rendered sequences.
         sequences: encoded sequences that are kept.
         lost: reasons for which single sequences were not kept.
         clipped: number of sequences that were clipped.
-        drop: why the whole record is not used.
+        drop: reason why the whole record is not used; None if it is.
     """
 
     example: Example
@@ -221,7 +221,7 @@ def control_reasoning(
 
 
 def budget_for(length: int, budgets: LogUniformBudgets | ChoiceBudgets, u: float) -> int | None:
-    """Choose a budget below `length` tokens by `u` in [0, 1); `None` where there is none."""
+    """Choose a budget below `length` tokens by `u` in [0, 1); `None` if there is none."""
     if isinstance(budgets, ChoiceBudgets):
         shorter = sorted({b for b in budgets.choices if b < length})
         return shorter[int(u * len(shorter))] if shorter else None
@@ -238,7 +238,7 @@ def _render(record: Prepared, preparer: Preparer) -> Prepared:
     example = record.example
     template = preparer.renderer.template
     every_step = preparer.split_steps
-    untrained_close: frozenset[int] = frozenset()
+    untrained_close: frozenset[int] = frozenset()  # messages whose closing tag is not trained
     if preparer.recipe.reasoning.truncated_close == "masked":
         untrained_close = frozenset(cut.message for cut in record.cuts)
     try:
@@ -258,12 +258,12 @@ def _render(record: Prepared, preparer: Preparer) -> Prepared:
     if refused:
         drop = Drop(f"{LEFT_OUT}{refused[0]}", describe(lost, template))
     elif not preparer.source.filters.bad_unicode:
-        drop = _unencodable([example.license, example.metadata, *distinct_texts(samples)])
+        drop = _encoding_drop([example.license, example.metadata, *distinct_texts(samples)])
     return record._replace(left_out=kinds, samples=() if drop else samples, drop=drop)
 
 
-def _unencodable(texts: Sequence[str]) -> Drop | None:
-    """The drop of a record with text that UTF-8 cannot hold."""
+def _encoding_drop(texts: Sequence[str]) -> Drop | None:
+    """Drop of a record with text that UTF-8 cannot hold; else None."""
     try:
         "".join(texts).encode()
     except UnicodeEncodeError:
@@ -278,7 +278,7 @@ def _with_sequences(
 
     Args:
         encoded: sequences of the batch; as many are taken as the record has samples.
-        any_foreign: whether any record of the batch spells a special token.
+        any_foreign: True if any record of the batch spells a special token.
     """
     if record.drop is not None:
         return record
@@ -288,7 +288,7 @@ def _with_sequences(
         sequences.append(PreparedSequence(sample, tokens, len(tokens.ids), budget))
     drop = None
     if any_foreign:
-        drop = _special_token(record.example, [s.tokens for s in sequences], preparer)
+        drop = _special_token_drop(record.example, [s.tokens for s in sequences], preparer)
     drop = drop or preparer.screen.by_length(max(s.length for s in sequences))
     return record._replace(sequences=() if drop else tuple(sequences), drop=drop)
 
@@ -321,10 +321,10 @@ def within_capacity(prepared: Prepared, preparer: Preparer) -> Prepared:
     return prepared._replace(sequences=tuple(kept), lost=lost, clipped=clipped, drop=drop)
 
 
-def _special_token(
+def _special_token_drop(
     example: Example, encoded: Sequence[TokenSequence], preparer: Preparer
 ) -> Drop | None:
-    """The drop of a record whose text spells a special token: it would be encoded as that token."""
+    """Drop of a record whose text spells a special token, and would be encoded as that token."""
     for token in preparer.foreign_tokens(encoded).tolist():
         text = preparer.special_texts[token]
         for k, message in enumerate(example.messages):
@@ -336,5 +336,6 @@ def _special_token(
 
 
 def _smallest_budget(sample: TrainingSample, cuts: Sequence[Cut]) -> int | None:
-    """The smallest budget among the cut traces that a sample trains."""
-    return min((c.budget for c in cuts if c.message in sample.trained_messages), default=None)
+    """Smallest budget among the cut traces that a sample trains."""
+    budgets = [cut.budget for cut in cuts if cut.message in sample.trained_messages]
+    return min(budgets, default=None)

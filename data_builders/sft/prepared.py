@@ -163,7 +163,7 @@ class PartWriter(AbstractContextManager["PartWriter"]):
 
 
 def sequence_rows(sequences: Sequence[PreparedSequence], marks: Marks) -> Rows:
-    """A `SEQUENCE` for each sequence, with flags of what its mask trains.
+    """Describe sequences: a `SEQUENCE` row for each, with the flags of its supervision.
 
     `at` counts from the first of these sequences.
     """
@@ -194,7 +194,7 @@ def sequence_rows(sequences: Sequence[PreparedSequence], marks: Marks) -> Rows:
 
 
 def read_counts(folder: Path) -> dict[str, Any] | None:
-    """Counts of a finished part; None where there is none or the size of a file changed."""
+    """Read the counts of a finished part; None without one, or if the size of a file changed."""
     path = folder / _COUNTS
     if not path.is_file():
         return None
@@ -209,7 +209,7 @@ def read_counts(folder: Path) -> dict[str, Any] | None:
 
 
 def read_sample(folder: Path, number: int) -> dict[str, Any]:
-    """The sample with this number in a part."""
+    """Read the sample with this number in a part."""
     with (folder / "samples.jsonl").open("rb") as file:
         return json.loads(next(itertools.islice(file, number, None)))
 
@@ -218,7 +218,9 @@ def read_sample(folder: Path, number: int) -> dict[str, Any]:
 class PreparedPart:
     """Columns of one part of a source, mapped into memory.
 
-    `first` and `first_sequence` are the numbers of its first record and sequence in the source.
+    Attributes:
+        number: position of the part in the source.
+        first, first_sequence: number of its first record and sequence in the source.
     """
 
     number: int
@@ -240,7 +242,7 @@ class PreparedPart:
 
 @dataclass(frozen=True, slots=True)
 class PreparedSource:
-    """All finished parts of one source, in order, and its merged counts."""
+    """Finished parts of one source, in order, and its merged counts."""
 
     name: str
     stats: Mapping[str, Any]
@@ -255,7 +257,7 @@ class PreparedSource:
         return self._starts("sequences.bin", SEQUENCE)
 
     def _starts(self, name: str, dtype: np.dtype[np.void]) -> Int:
-        sizes = [(f / name).stat().st_size // dtype.itemsize for f in self.folders]
+        sizes = [(folder / name).stat().st_size // dtype.itemsize for folder in self.folders]
         return np.cumsum([0, *sizes]).astype(np.int64)
 
     def parts(self) -> Iterator[PreparedPart]:
@@ -270,7 +272,7 @@ class PreparedSource:
             first_sequence += len(sequences)
 
     def records(self, *columns: str) -> Rows:
-        """Some columns of all records, copied into memory, (records,)."""
+        """Copy some columns of all records into memory, (records,)."""
         rows = np.empty(len(self), [(name, RECORD[name]) for name in columns])
         for part in self.parts():
             part_rows = rows[part.first : part.first + len(part.records)]
@@ -290,29 +292,30 @@ class Reader(AbstractContextManager["Reader"]):
         self._open: dict[tuple[int, str], int] = {}
 
     def tokens(
-        self, part: int, at: int, ids: npt.NDArray[np.int32], edges: npt.NDArray[np.int32]
+        self, part: int, start: int, ids: npt.NDArray[np.int32], edges: npt.NDArray[np.int32]
     ) -> None:
-        """Fill `ids` and `edges` with those of the sequence at token `at` of a part."""
-        size = 4 * (len(ids) + len(edges))
-        if os.preadv(self._file(part, "tokens.bin"), [ids.data, edges.data], 4 * at) != size:
+        """Fill `ids` and `edges` with those of the sequence that starts at a token of a part."""
+        size = 4 * (len(ids) + len(edges))  # bytes, four a token
+        file = self._file(part, "tokens.bin")
+        if os.preadv(file, [ids.data, edges.data], 4 * start) != size:
             raise DataError(f"{self._folders[part]} was changed while it was read")
 
-    def text(self, part: int, at: int, size: int) -> list[str]:
-        """Record id, license, dialect and metadata, from `size` bytes at byte `at` of a part."""
-        return json.loads(os.pread(self._file(part, "texts.bin"), size, at))
+    def text(self, part: int, start: int, size: int) -> list[str]:
+        """Read record id, license, dialect and metadata, from `size` bytes of a part."""
+        return json.loads(os.pread(self._file(part, "texts.bin"), size, start))
 
-    def rows(self, parts: Int, places: Int, name: str, dtype: np.dtype[np.void]) -> Rows:
-        """Rows of a column file, (n,), by part and number in the part."""
+    def rows(self, parts: Int, numbers: Int, name: str, dtype: np.dtype[np.void]) -> Rows:
+        """Read rows of a column file, (n,), by part and number in the part."""
         rows = np.empty(len(parts), dtype)
         data = rows.view(np.uint8).data
         size = dtype.itemsize
         part_list = parts.tolist()
-        place_list = places.tolist()
+        number_list = numbers.tolist()
         # part by part, so that few files are open at a time
         for k in np.argsort(parts, kind="stable").tolist():
             file = self._file(part_list[k], name)
             target = data[k * size : (k + 1) * size]
-            if os.preadv(file, [target], place_list[k] * size) != size:
+            if os.preadv(file, [target], number_list[k] * size) != size:
                 raise DataError(f"{self._folders[part_list[k]]} was changed while it was read")
         return rows
 
@@ -321,7 +324,7 @@ class Reader(AbstractContextManager["Reader"]):
             os.close(self._open.popitem()[1])
 
     def _file(self, part: int, name: str) -> int:
-        """Descriptor of an open file; a dict keeps the order of use."""
+        """Open a file, or find its descriptor; the dict keeps the order of use."""
         file = self._open.pop((part, name), None)
         if file is None:
             file = os.open(self._folders[part] / name, os.O_RDONLY)

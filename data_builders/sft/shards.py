@@ -199,22 +199,21 @@ class SplitFiles:
     groups: Sequence[str] | None
 
     def entries(self, numbers: Numbers, reader: Reader) -> Rows:
-        """An `ENTRY` for each planned sequence with these numbers; pack columns stay empty."""
+        """Look up planned sequences by their numbers: an `ENTRY` for each, without its pack."""
         epochs: list[tuple[int, int, int]] = []  # source, epoch, number of its first sequence
         for source, firsts in enumerate(self.passes):
             for epoch, first in enumerate(firsts):
                 epochs.append((source, epoch, first))
         source_of, epoch_of, first_of = np.array(epochs, np.int64).T
-        which = np.searchsorted(first_of, numbers, side="right") - 1
+        epoch_index = np.searchsorted(first_of, numbers, side="right") - 1
         entries = np.zeros(len(numbers), ENTRY)
-        entries["source"] = source_of[which]
-        entries["epoch"] = epoch_of[which]
-        number_in_part = (
-            numbers - first_of[which]
-        )  # number in the source, until its parts are known
+        entries["source"] = source_of[epoch_index]
+        entries["epoch"] = epoch_of[epoch_index]
+        # number in the source, until the parts of the source are known
+        number_in_part = numbers - first_of[epoch_index]
         first_part = 0
         for k, (_, folders, starts) in enumerate(self.sources):
-            in_source = source_of[which] == k
+            in_source = source_of[epoch_index] == k
             part = np.searchsorted(starts, number_in_part[in_source], side="right") - 1
             entries["part"][in_source] = first_part + part
             number_in_part[in_source] -= starts[part]
@@ -283,7 +282,7 @@ class ShardJob:
             partial_path.replace(path)
 
     def _batches(self, reader: Reader) -> Iterator[tuple[Rows, Rows]]:
-        """Packs with their entries, about `_BATCH_TOKENS` tokens at a time."""
+        """Yield packs with their entries, about `_BATCH_TOKENS` tokens at a time."""
         first_pack = self.packs.start
         first_sequence = self.sequences.start
         packs = np.fromfile(
@@ -320,43 +319,43 @@ def _record_batch(
     ids = np.empty(starts[-1], np.int32)
     labels = np.empty(starts[-1], np.int32)
     edges = np.empty(int(entries["edges"].max()), np.int32)  # reused by every sequence
-    places = zip(*(entries[name].tolist() for name in ("part", "at", "edges")), strict=True)
-    for k, (part, at, edge_count) in enumerate(places):
+    columns_to_read = [entries[name].tolist() for name in ("part", "at", "edges")]
+    for k, (part, start, edge_count) in enumerate(zip(*columns_to_read, strict=True)):
         sequence = slice(int(starts[k]), int(starts[k + 1]))
-        reader.tokens(part, at, ids[sequence], edges[:edge_count])
+        reader.tokens(part, start, ids[sequence], edges[:edge_count])
         labels_of(ids[sequence], edges[:edge_count].tolist(), out=labels[sequence])
     columns: list[pa.Array] = [
-        _lists(ids, packs["tokens"]),
-        _lists(labels, packs["tokens"]),
-        _lists(lengths, np.bincount(entries["pack"] - entries["pack"][0])),
+        _list_array(ids, packs["tokens"]),
+        _list_array(labels, packs["tokens"]),
+        _list_array(lengths, np.bincount(entries["pack"] - entries["pack"][0])),
     ]
     if split.groups is not None:
-        groups = _texts([split.groups[int(k)] for k in packs["group"]])
+        groups = _text_array([split.groups[int(k)] for k in packs["group"]])
         columns.append(groups.cast(pa.string()))
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _lists(values: Int32, lengths: npt.NDArray[np.integer]) -> pa.Array:
-    """An Arrow array of lists of these lengths."""
+def _list_array(values: Int32, lengths: npt.NDArray[np.integer]) -> pa.Array:
+    """Build an Arrow array of lists of these lengths."""
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32)
-    return pa.ListArray.from_arrays(_integers(offsets), _integers(values))
+    return pa.ListArray.from_arrays(_integer_array(offsets), _integer_array(values))
 
 
 # `pa.array` imports pandas, which costs a build of few rows an eighth of its time
 
 
-def _integers(
+def _integer_array(
     values: npt.NDArray[np.integer], valid: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array:
-    """An Arrow array of numbers, null where not valid."""
+    """Build an Arrow array of numbers, null where not valid."""
     bits = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
     numbers = pa.py_buffer(np.ascontiguousarray(values))
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [bits, numbers])
 
 
-def _texts(texts: Sequence[str]) -> pa.Array:
-    """An Arrow array of texts."""
+def _text_array(texts: Sequence[str]) -> pa.Array:
+    """Build an Arrow array of texts."""
     encoded = [text.encode() for text in texts]
     sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
     offsets = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
@@ -367,31 +366,33 @@ def _texts(texts: Sequence[str]) -> pa.Array:
 def _index_table(waiting: Sequence[Rows], split: SplitFiles, reader: Reader) -> pa.Table:
     """Rows of the index, one for each sequence, in the order of the shard."""
     entries = np.concatenate(waiting)
-    places = zip(*(entries[n].tolist() for n in ("part", "text", "text_size")), strict=True)
-    texts = [reader.text(*place) for place in places]
+    columns_to_read = [entries[name].tolist() for name in ("part", "text", "text_size")]
+    texts: list[list[str]] = []
+    for part, start, size in zip(*columns_to_read, strict=True):
+        texts.append(reader.text(part, start, size))
     source_names = [name for name, _, _ in split.sources]
     columns: dict[str, pa.Array] = {
-        "source": _texts([source_names[k] for k in entries["source"].tolist()]),
-        "reasoning": _texts(["on" if on else "off" for on in entries["reasons"].tolist()]),
-        "truncated_budget": _integers(entries["budget"], entries["budget"] >= 0),
+        "source": _text_array([source_names[k] for k in entries["source"].tolist()]),
+        "reasoning": _text_array(["on" if on else "off" for on in entries["reasons"].tolist()]),
+        "truncated_budget": _integer_array(entries["budget"], entries["budget"] >= 0),
     }
     for name in ("pack", "offset", "length", "trained", "turn", "epoch"):
-        columns[name] = _integers(entries[name])
+        columns[name] = _integer_array(entries[name])
     for k, name in enumerate(("record_id", "license", "dialect", "metadata")):
-        columns[name] = _texts([text[k] for text in texts])
+        columns[name] = _text_array([text[k] for text in texts])
     arrays = [columns[field.name] for field in INDEX]
     return pa.Table.from_arrays(arrays, names=INDEX.names).cast(INDEX)
 
 
-def join_files(target: Path, parts: Sequence[Path], more: Iterable[str] = ()) -> int:
-    """Concatenate files of lines and append further lines; returns the number of lines."""
-    lines = 0
-    with target.open("wb") as whole:
+def join_files(target: Path, parts: Sequence[Path], more_lines: Iterable[str] = ()) -> int:
+    """Concatenate files of lines and append further lines. Returns the number of lines."""
+    n_lines = 0
+    with target.open("wb") as file:
         for part in parts:
             content = part.read_bytes()
-            whole.write(content)
-            lines += content.count(b"\n")
-        for line in more:
-            whole.write(line.encode())
-            lines += line.count("\n")
-    return lines
+            file.write(content)
+            n_lines += content.count(b"\n")
+        for line in more_lines:
+            file.write(line.encode())
+            n_lines += line.count("\n")
+    return n_lines

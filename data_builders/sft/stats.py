@@ -145,7 +145,7 @@ def _source_stats(
 
 
 def _requested_stats(plan: SourcePlan) -> dict[str, Any] | None:
-    """Requested and realised amount of a source; None where the recipe requests none."""
+    """Requested and realised amount of a source; None if the recipe requests none."""
     requested = plan.requested
     if requested is None:
         return None
@@ -167,7 +167,7 @@ _ADVICE = {
 
 
 def losses_exceeded(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -> list[str]:
-    """Messages about reasons that cost a source more than the recipe allows, with what to do."""
+    """Messages about reasons that cost a source more than the recipe allows, with advice."""
     rows = stats["rows_in"]
     lost = stats["sequences_lost"]
     sequences = stats["sequences"] + sum(lost.values())
@@ -188,10 +188,10 @@ def losses_exceeded(name: str, stats: Mapping[str, Any], limits: LimitsConfig) -
 def left_out_exceeded(
     name: str, stats: Mapping[str, Any], limits: LimitsConfig, *, split_helps: bool = True
 ) -> str | None:
-    """Message where the template leaves out more than the recipe allows, with ways out.
+    """Message if the template leaves out more than the recipe allows, with ways out.
 
     Args:
-        split_helps: whether `tokenizer.split_steps` may write what the template leaves out.
+        split_helps: True if `tokenizer.split_steps` may write the parts that are left out.
     """
     rows = stats["rows_in"]
     kinds = sorted(stats["left_out"].items())
@@ -218,16 +218,18 @@ def left_out_exceeded(
 
 def few_kept(stats: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Warning about sources that keep hardly any of the rows that their `where` matches."""
-    few: list[str] = []
+    sources_with_few: list[str] = []
     for name, source_stats in stats.items():
         dropped = source_stats["dropped"]
         rows = source_stats["rows_in"] - dropped.get("where", 0)
         kept = source_stats["rows_in"] - sum(dropped.values())
         if rows and kept <= _FEW_KEPT * rows:
-            few.append(f"{name!r} {kept:,} of {rows:,}")
-    if not few:
+            sources_with_few.append(f"{name!r} {kept:,} of {rows:,}")
+    if not sources_with_few:
         return []
-    return [f"sources that keep at most {_FEW_KEPT:.0%} of their rows: {', '.join(few)}"]
+    return [
+        f"sources that keep at most {_FEW_KEPT:.0%} of their rows: {', '.join(sources_with_few)}"
+    ]
 
 
 # -- counts of a part, and of all parts of a source ------------------------------------------------
@@ -286,7 +288,7 @@ class PartCounts:
             del self.samples[self._keep_samples :]
 
     def stats(self) -> dict[str, Any]:
-        """The finished counts of a part, JSON-able."""
+        """Finished counts of a part, JSON-able."""
         return {
             **self._counts,
             "rows_in": self.rows.rows_in,
@@ -307,7 +309,7 @@ def _unread_columns(rows: RowCounts) -> list[list[Any]]:
 
 
 def _sample_row(example: Example, sequence: PreparedSequence) -> dict[str, Any]:
-    """A line of `samples.jsonl`."""
+    """Row of `samples.jsonl`."""
     sample = sequence.sample
     return {
         "source": example.source,
@@ -324,7 +326,7 @@ def merged(parts: Iterable[Mapping[str, Any]], *, samples: int) -> dict[str, Any
     """Merge the counts of a source's parts, in order.
 
     Args:
-        samples: how many samples to keep; they are returned as (part, number of the sample in it).
+        samples: number of samples to keep; they are returned as (part, number of the sample in it).
     """
     sums = Counter[str](dict.fromkeys(_SUMS, 0))
     counts = {name: Counter[str]() for name in _COUNTS}

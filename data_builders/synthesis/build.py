@@ -1,4 +1,4 @@
-"""The stage between recipe and manifest: seeds are read, put through their rounds, and counted."""
+"""Stage of synthesis between recipe and manifest: read seeds, make rows, write and count them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ from posttrain.runs import Counts, Parent, Run, atomic_write_text
 from posttrain.sampling.open import checkpoint_parents
 
 KIND = "synthetic_rows"
-ROWS, PAIRS, TASKS, EXAMPLES = "rows.jsonl", "pairs.jsonl", "tasks.jsonl", "examples.jsonl"
-_BASE = Path()  # what paths in a recipe are relative to
+ROWS = "rows.jsonl"
+PAIRS = "pairs.jsonl"
+TASKS = "tasks.jsonl"
+EXAMPLES = "examples.jsonl"
+_BASE = Path()  # paths in a recipe are relative to the working directory
 
 
 def read_seeds(recipe: SynthesizeConfig, kind: SynthesisKind, *, work: Path) -> SeedSet:
-    """Every seed of the recipe, decontaminated and limited.
+    """Read the seeds of the recipe, decontaminated and limited.
 
     Args:
-        work: where grades of samples are kept from one start to the next.
+        work: folder for grades of samples, which are kept if the run is killed.
 
     Raises:
-        ConfigError, DataError: as the readers of prompts, rows and samples; no seed is left.
+        ConfigError, DataError: see the readers of prompts, rows and samples; no seed remains.
     """
     result = kind.seeds(work)
-    evaluation = evaluation_files(recipe.decontamination, _BASE)
-    decontaminator = load_decontaminator(recipe.decontamination, _BASE, evaluation)
+    evaluation_inputs = evaluation_files(recipe.decontamination, _BASE)
+    decontaminator = load_decontaminator(recipe.decontamination, _BASE, evaluation_inputs)
     if decontaminator is not None:
         drops = decontaminator.drops([seed.example for seed in result.seeds])
-        clean = [seed for seed, drop in zip(result.seeds, drops, strict=True) if drop is None]
-        if len(clean) < len(result.seeds):
-            result.dropped["contaminated"] += len(result.seeds) - len(clean)
-        result.seeds = clean
+        clean_seeds = [seed for seed, drop in zip(result.seeds, drops, strict=True) if drop is None]
+        if len(clean_seeds) < len(result.seeds):
+            result.dropped["contaminated"] += len(result.seeds) - len(clean_seeds)
+        result.seeds = clean_seeds
     if recipe.limit is not None and recipe.limit < len(result.seeds):
         result.dropped["beyond_limit"] += len(result.seeds) - recipe.limit
         result.seeds = result.seeds[: recipe.limit]
@@ -75,7 +78,7 @@ def build(
     """Make the rows, and finish the run.
 
     Raises:
-        DataError: as `synthesize`; or no seed gave a row, and there are no tasks without one.
+        DataError: see `synthesize`; or no seed gave a row, and there are no tasks without one.
     """
     out = run.path
     result = synthesize(recipe, kind, seed_set.seeds, work=out / "work", console=console)
@@ -86,15 +89,22 @@ def build(
         detail = f", such as {reason}: {example['detail']!r:.200}" if example["detail"] else ""
         raise DataError(f"none of {total:,} seeds gave a row ({listed(result.dropped)}){detail}")
     result.tasks = [*seed_set.tasks, *result.tasks]
-    contents = {ROWS: result.rows, PAIRS: result.pairs, TASKS: result.tasks}
+    rows_by_file = {
+        ROWS: result.rows,
+        PAIRS: result.pairs,
+        TASKS: result.tasks,
+        EXAMPLES: [*result.examples, *result.planted.kept],
+    }
     files: dict[str, int | None] = {}
-    for name, rows in (*contents.items(), (EXAMPLES, [*result.examples, *result.planted.kept])):
+    for name, rows in rows_by_file.items():
         if rows:
             atomic_write_text(out / name, "".join(map(row_line, rows)))
             files[name] = len(rows)
-    checkpoints = [model.checkpoint for several in recipe.models.values() for model in several]
+    checkpoints: list[str] = []
+    for models in recipe.models.values():
+        checkpoints += [model.checkpoint for model in models if model.checkpoint]
     inputs, seed_parents = inputs_of(recipe, kind)
-    parents = [*seed_parents, *checkpoint_parents(sorted(filter(None, checkpoints)), out=out)]
+    parents = [*seed_parents, *checkpoint_parents(sorted(checkpoints), out=out)]
     dropped = seed_set.dropped + result.dropped
     run.finish(
         counts=Counts(result.kept + dropped.total(), result.kept, dict(sorted(dropped.items()))),
@@ -110,8 +120,12 @@ def build(
 def _stats(
     recipe: SynthesizeConfig, kind: SynthesisKind, seed_set: SeedSet, result: Synthesis
 ) -> Row:
-    finished = result.rows or result.pairs or result.tasks
+    """Stats for the manifest."""
+    finished_rows = result.rows or result.pairs or result.tasks
     templates = sorted(kind.setup.templates.items())
+    figures = {
+        name: dict(sorted(counts.items())) for name, counts in sorted(result.figures.items())
+    }
     return {
         **seed_set.stats,
         "kind": recipe.make.kind,
@@ -122,13 +136,13 @@ def _stats(
         "requests": dict(sorted(result.requests.items())),
         "tokens": dict(sorted(result.tokens.items())),
         "spent": _spent(recipe, result),
-        "figures": {name: dict(sorted(c.items())) for name, c in sorted(result.figures.items())},
+        "figures": figures,
         "planted": {
             "rows": result.planted.total,
             "dropped": dict(sorted(result.planted.dropped.items())),
         },
         "templates": {name: digest_of(text) for name, text in templates},
-        "rows": variety([example_of_row(row) for row in finished]),
+        "rows": variety([example_of_row(row) for row in finished_rows]),
         "kept_seeds": variety([seed.example for seed in result.kept_seeds]),
         "pairs": len(result.pairs),
         "tasks": len(result.tasks),
@@ -136,7 +150,7 @@ def _stats(
 
 
 def _spent(recipe: SynthesizeConfig, result: Synthesis) -> dict[str, Any]:
-    """Tokens of each model, and their price where the recipe has one."""
+    """Tokens of each model, and their cost if the recipe has a price."""
     spent: dict[str, Any] = {}
     for name, tokens in sorted(result.used.items()):
         price = recipe.prices.get(name)

@@ -44,11 +44,11 @@ class ChatContinuation(SynthesisKind):
     def seeds(self, work: Path) -> SeedSet:
         return chat_seeds(self.config.sources)
 
-    def most(self, seed: Seed) -> Mapping[str, int]:
+    def max_completions(self, seed: Seed) -> Mapping[str, int]:
         return {"user": self.config.turns, "generator": self.config.turns, "judge": 1}
 
     def make(self, seed: Seed) -> Making:
-        """User and assistant in turn, then the judge."""
+        """Let user and assistant take turns, then ask the judge."""
         example: Example = seed.content
         if example.tools is not None or any(message.tool_calls for message in example.messages):
             raise Discarded("has_tools", "the kind tool_conversation makes turns with tools")
@@ -77,6 +77,7 @@ class ChatContinuation(SynthesisKind):
         return Keep((chat_row(messages),), checks=tuple(checks))
 
     def _refuse_unfit(self, text: str) -> None:
+        """Raise Discarded for a turn that is too long or repeats itself."""
         if len(text) > self.config.longest:
             raise Discarded("too_long", f"{len(text):,} characters")
         if (loop := find_repetition(text, RepetitionFilter())) is not None:

@@ -1,12 +1,13 @@
 """Seeds → rows, in rounds: the next requests of all seeds go out together.
 
-Rounds are what makes a killed run cheap to repeat: the answers of a finished round lie in one file,
-those of the round under way in a journal, and a kind decides again from them what it had decided.
+Rounds make a killed run cheap to repeat: the answers of a finished round lie in one file, those of
+the round under way in a journal, and from them a kind comes to the same decisions again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -51,21 +52,22 @@ from posttrain.sampling.rollout import Task
 from reward.graders.base import Attempt, Grader
 
 EXAMPLES = 5  # seeds shown of those that are kept, and of each reason to drop
-_MOST_ROUNDS = 400  # of a kind that would otherwise ask for ever
+_MAX_ROUNDS = 400  # a kind that takes more would ask for ever
 End = Keep | Discarded
 
 
 @dataclass(slots=True)
 class Work:
-    """One seed on its way.
+    """Progress of one seed.
 
     Attributes:
-        models: the model that plays each role, unless a request names another.
+        models: model of each role, unless a request names another.
         making: the kind's generator, which waits for the answer to `move`.
-        replay: rounds that are sent in the place of answers, of a planted bad row.
+        replay: rounds to send before any is asked for, with the spoiled answer of a planted row.
         rounds: rounds so far.
         notes: values to count.
-        end: what came of it; None while it goes on.
+        move: requests, or attempts to grade, that the generator waits for; None at the end.
+        end: rows, or the reason for none; None while the seed goes on.
     """
 
     seed: Seed
@@ -95,10 +97,10 @@ class Work:
 
 @dataclass(slots=True)
 class Planted:
-    """What became of finished rows that were spoiled.
+    """Outcomes of finished rows that were spoiled on purpose.
 
     Attributes:
-        dropped: by the reason of the check that found them.
+        dropped: number of rows by the reason of the check that dropped them.
         kept: seeds whose spoiled row passed every check.
     """
 
@@ -112,15 +114,15 @@ class Planted:
 
 @dataclass(slots=True)
 class Synthesis:
-    """What came of all seeds.
+    """Rows and counts of all seeds.
 
     Attributes:
-        rows, pairs, tasks: what is finished, in the order of the seeds.
-        kept, dropped: seeds; `dropped` by reason.
-        examples: seeds and what came of them, a few of each outcome.
-        models: role → name of a model → seeds that it was asked for, and those kept.
+        rows, pairs, tasks: finished rows, in the order of the seeds.
+        kept, dropped: number of seeds; `dropped` by reason.
+        examples: a few seeds of each outcome, with their rows or the detail of their drop.
+        models: role → name of a model → number of seeds that asked it, and of those kept.
         requests, tokens: completions, and tokens that models wrote, by role.
-        used: tokens of each model, input and output, by its name.
+        used: input and output tokens of each model, by its name.
         figures: values that the kind noted, by name and value.
         kept_seeds: seeds that gave rows, for the comparison of both.
         planted: bad rows that were put among the good ones.
@@ -142,11 +144,12 @@ class Synthesis:
 
 
 def models_of(recipe: SynthesizeConfig, seed: Seed) -> dict[str, SynthesisModel]:
-    """The model that plays each role for a seed, chosen by a keyed hash of its id."""
-    return {
-        role: models[key64(recipe.seed, "synthesis_model", role, seed.id) % len(models)]
-        for role, models in recipe.models.items()
-    }
+    """Choose the model of each role for a seed, by a keyed hash of its id."""
+    chosen: dict[str, SynthesisModel] = {}
+    for role, models in recipe.models.items():
+        index = key64(recipe.seed, "synthesis_model", role, seed.id) % len(models)
+        chosen[role] = models[index]
+    return chosen
 
 
 def synthesize(
@@ -160,95 +163,98 @@ def synthesize(
     """Put every seed through its rounds, then spoiled rows through the same checks.
 
     Args:
-        work: a folder of this run, with the answers that came before it was killed.
+        work: folder of this run, with the answers that came before it was killed.
 
     Raises:
-        DataError: as `generate`: too many completions failed, or a server is gone.
+        DataError: see `generate`: too many completions failed, or a server is gone.
         ConfigError: answers in `work` were given by another model or to other prompts.
     """
     assert len({seed.id for seed in seeds}) == len(seeds), "ids of seeds differ"
     works = [Work(seed, models_of(recipe, seed), kind.make(seed)) for seed in seeds]
-    _run(recipe, kind, works, work, console)
+    _run_rounds(recipe, kind, works, work, console)
     result = Synthesis()
-    for each in works:
-        _add(result, recipe, each)
-    result.planted = _plant(recipe, kind, works, work / "planted", console)
+    for seed_work in works:
+        _add_seed(result, recipe, seed_work)
+    result.planted = _plant_bad_rows(recipe, kind, works, work / "planted", console)
     return result
 
 
-def _run(
+def _run_rounds(
     recipe: SynthesizeConfig,
     kind: SynthesisKind,
     works: Sequence[Work],
     folder: Path,
     console: Console,
 ) -> None:
-    """Go on with all seeds, a round of requests at a time, until each has come to its end."""
+    """Go on with all seeds, a round of requests at a time, until all have come to their end."""
     grading = Grading()
-    for each in works:
-        each.go_on(None)
-    for number in range(_MOST_ROUNDS):
-        while to_grade := [each for each in works if isinstance(each.move, Grade)]:
+    for work in works:
+        work.go_on(None)
+    for number in range(_MAX_ROUNDS):
+        while to_grade := [work for work in works if isinstance(work.move, Grade)]:
             grading.answer(to_grade)
-        _replay(works)
-        asking = [each for each in works if isinstance(each.move, Asks)]
-        if not asking and not any(each.move for each in works):
+        _replay_rounds(works)
+        asking = [work for work in works if isinstance(work.move, Asks)]
+        if not asking and not any(work.move for work in works):
             return
         if asking:
             console.print(f"round {number + 1}: {len(asking):,} of {len(works):,} seeds ask")
-            _answer(recipe, kind, asking, folder / f"round-{number:03}", console)
-    raise AssertionError(f"a kind that asks for more than {_MOST_ROUNDS} rounds")
+            _answer_round(recipe, kind, asking, folder / f"round-{number:03}", console)
+    raise AssertionError(f"a kind that asks for more than {_MAX_ROUNDS} rounds")
 
 
 class Grading:
-    """Grades completions by the graders that their prompts name, one call a grader."""
+    """Graders of completions by the names that prompts carry; one call a grader."""
 
     def __init__(self) -> None:
         self._graders: dict[str, Grader] = all_graders()
 
     def answer(self, works: Sequence[Work]) -> None:
-        """Grade what seeds wait for, and go on with them."""
+        """Grade the attempts that seeds wait for, and go on with these seeds."""
         attempts: list[Attempt] = []
-        for each in works:
-            assert isinstance(each.move, Grade)
-            attempts += each.move.attempts
-        scores = iter(self._scores(attempts))
-        for each in works:
-            assert isinstance(each.move, Grade)
-            each.go_on([next(scores) for _ in each.move.attempts])
+        for work in works:
+            assert isinstance(work.move, Grade)
+            attempts += work.move.attempts
+        scores = iter(self._grade(attempts))
+        for work in works:
+            assert isinstance(work.move, Grade)
+            work.go_on([next(scores) for _ in work.move.attempts])
 
-    def _scores(self, attempts: Sequence[Attempt]) -> list[Score]:
+    def _grade(self, attempts: Sequence[Attempt]) -> list[Score]:
+        """Scores of attempts, in their order."""
+        positions_by_grader: dict[str, list[int]] = {}
+        for position, attempt in enumerate(attempts):
+            positions_by_grader.setdefault(str(attempt.prompt.grader), []).append(position)
         scores: dict[int, Score] = {}
-        for name in sorted({str(attempt.prompt.grader) for attempt in attempts}):
-            positions = [k for k, each in enumerate(attempts) if each.prompt.grader == name]
-            verdicts = self._graders[name].grade([attempts[k] for k in positions])
-            scores |= dict(zip(positions, verdicts, strict=True))
-        return [scores[k] for k in range(len(attempts))]
+        for name, positions in sorted(positions_by_grader.items()):
+            grades = self._graders[name].grade([attempts[position] for position in positions])
+            scores |= dict(zip(positions, grades, strict=True))
+        return [scores[position] for position in range(len(attempts))]
 
 
-def _replay(works: Sequence[Work]) -> None:
-    """Send rounds that are known to seeds that wait for them, until none is left to send."""
-    for each in works:
-        while each.replay and isinstance(each.move, Asks):
-            answers = each.replay.pop(0)
-            each.rounds.append(answers)
-            each.go_on(answers)
+def _replay_rounds(works: Sequence[Work]) -> None:
+    """Send the rounds of `Work.replay` to the seeds that wait for answers, until none remains."""
+    for work in works:
+        while work.replay and isinstance(work.move, Asks):
+            answers = work.replay.pop(0)
+            work.rounds.append(answers)
+            work.go_on(answers)
 
 
-def _answer(
+def _answer_round(
     recipe: SynthesizeConfig,
     kind: SynthesisKind,
     works: Sequence[Work],
     folder: Path,
     console: Console,
 ) -> None:
-    """Put one round of requests, from one model after the other, and go on with all seeds."""
+    """Send one round of requests, to one model after the other, and go on with all seeds."""
     asks_of_model: dict[tuple[str, str], list[Ask]] = {}
     models: dict[tuple[str, str], SynthesisModel] = {}
-    for each in works:
-        assert isinstance(each.move, Asks)
-        for ask in each.move.asks:
-            model = _model_of(recipe, each, ask)
+    for work in works:
+        assert isinstance(work.move, Asks)
+        for ask in work.move.asks:
+            model = _model_of(recipe, work, ask)
             thinking = ask.prompt.thinking and model.thinking
             key = (ask.role, model.name)
             models[key] = model
@@ -257,21 +263,22 @@ def _answer(
     answers: dict[tuple[str, str, str], list[Completion]] = {}
     for key in sorted(asks_of_model):
         role, name = key
-        console.print(f"{role} {name}: {sum(a.count for a in asks_of_model[key]):,} completions")
-        sampling = _sample(
-            recipe, models[key], kind, asks_of_model[key], folder / f"{role}-{name}", console
+        asks = asks_of_model[key]
+        console.print(f"{role} {name}: {sum(ask.count for ask in asks):,} completions")
+        sampling = _sample_model(
+            recipe, models[key], kind, asks, folder / f"{role}-{name}", console
         )
         for completion in asyncio.run(sampling):
             answers.setdefault((role, name, completion.prompt_id), []).append(completion)
-    for each in works:
-        assert isinstance(each.move, Asks)
+    for work in works:
+        assert isinstance(work.move, Asks)
         answered: list[Answered] = []
-        for ask in each.move.asks:
-            name = _model_of(recipe, each, ask).name
+        for ask in work.move.asks:
+            name = _model_of(recipe, work, ask).name
             completions = answers[ask.role, name, ask.prompt.id]
             answered.append(Answered(ask, tuple(completions), name))
-        each.rounds.append(tuple(answered))
-        each.go_on(tuple(answered))
+        work.rounds.append(tuple(answered))
+        work.go_on(tuple(answered))
 
 
 def _model_of(recipe: SynthesizeConfig, work: Work, ask: Ask) -> SynthesisModel:
@@ -280,7 +287,7 @@ def _model_of(recipe: SynthesizeConfig, work: Work, ask: Ask) -> SynthesisModel:
     return next(model for model in recipe.models[ask.role] if model.name == ask.model)
 
 
-async def _sample(
+async def _sample_model(
     recipe: SynthesizeConfig,
     model: SynthesisModel,
     kind: SynthesisKind,
@@ -288,14 +295,14 @@ async def _sample(
     folder: Path,
     console: Console,
 ) -> list[Completion]:
-    """One model's completions of a round, in the order of its requests."""
+    """Sample one model's completions of a round, in the order of its requests."""
     tasks = [Task(ask.prompt, index, recipe.seed) for ask in asks for index in range(ask.count)]
     lines = prompt_lines([ask.prompt for ask in asks])
     answers = folder / "samples.jsonl"
     limits = model.sampling.limits()
     async with opened_sampler(model.backend, checkpoint=model.checkpoint) as sampler:
-        made_by = {"prompts": digest_of(lines), "sampler": dict(sampler.identity)}
-        bind(folder, made_by)
+        # answers of another model or to other prompts are refused
+        bind(folder, {"prompts": digest_of(lines), "sampler": dict(sampler.identity)})
         if not answers.is_file():
             longest = float(limits.parameters.max_tokens)
             with ProgressBar(total=len(tasks), most_tokens=longest, console=console) as progress:
@@ -323,100 +330,98 @@ async def _sample(
 # -- planted bad rows ------------------------------------------------------------------------------
 
 
-def _plant(
+def _plant_bad_rows(
     recipe: SynthesizeConfig,
     kind: SynthesisKind,
     works: Sequence[Work],
     folder: Path,
     console: Console,
 ) -> Planted:
-    """Spoil one answer of finished rows, and see whether the checks drop them."""
-    kept = [each for each in works if isinstance(each.end, Keep)]
-    kept.sort(key=lambda each: key64(recipe.seed, "planted", each.seed.id))
+    """Spoil one answer of some finished rows, and count those that the checks drop."""
+    kept_works = [work for work in works if isinstance(work.end, Keep)]
+    kept_works.sort(key=lambda work: key64(recipe.seed, "planted", work.seed.id))
     planted_works: list[Work] = []
-    for each in kept:
+    for work in kept_works:
         if len(planted_works) == recipe.checks.planted:
             break
-        rounds = kind.spoil(each.seed, each.rounds)
+        rounds = kind.spoil(work.seed, work.rounds)
         if rounds is not None:
-            making = kind.make(each.seed)
-            planted_works.append(Work(each.seed, each.models, making, replay=rounds))
+            making = kind.make(work.seed)
+            planted_works.append(Work(work.seed, work.models, making, replay=rounds))
     planted = Planted()
     if not planted_works:
         return planted
     console.print(f"{len(planted_works):,} rows are spoiled, and have to be dropped")
-    _run(recipe, kind, planted_works, folder, console)
-    for each in planted_works:
-        if isinstance(each.end, Discarded):
-            planted.dropped[each.end.reason] += 1
+    _run_rounds(recipe, kind, planted_works, folder, console)
+    for work in planted_works:
+        if isinstance(work.end, Discarded):
+            planted.dropped[work.end.reason] += 1
         else:
-            planted.kept.append(_example(each, outcome="planted, and kept"))
+            planted.kept.append(_example_row(work, outcome="planted, and kept"))
     return planted
 
 
 # -- counts ----------------------------------------------------------------------------------------
 
 
-def _add(result: Synthesis, recipe: SynthesizeConfig, work: Work) -> None:
+def _add_seed(result: Synthesis, recipe: SynthesizeConfig, work: Work) -> None:
     """Count one seed and take over its rows."""
     end = work.end
     assert end is not None, "every seed comes to its end"
-    names: dict[str, set[str]] = {}
-    for answers in work.rounds:
-        for answered in answers:
-            role = answered.ask.role
-            names.setdefault(role, set()).add(answered.model)
-            result.requests[role] += len(answered.completions)
-            for completion in answered.completions:
-                used = tokens_of(completion)
-                result.tokens[role] += completion.reasoning_tokens + completion.answer_tokens
-                result.used.setdefault(answered.model, Counter()).update(used)
-    for role, several in sorted(names.items()):
-        for name in sorted(several):
+    models_by_role: dict[str, set[str]] = {}
+    for answered in itertools.chain.from_iterable(work.rounds):
+        role = answered.ask.role
+        models_by_role.setdefault(role, set()).add(answered.model)
+        result.requests[role] += len(answered.completions)
+        for completion in answered.completions:
+            result.tokens[role] += completion.reasoning_tokens + completion.answer_tokens
+            result.used.setdefault(answered.model, Counter()).update(tokens_of(completion))
+    for role, names in sorted(models_by_role.items()):
+        for name in sorted(names):
             counts = result.models.setdefault(role, {}).setdefault(name, [0, 0])
             counts[0] += 1
             counts[1] += isinstance(end, Keep)
     for note in work.notes:
         result.figures.setdefault(note.name, Counter())[note.value] += 1
     outcome = "kept" if isinstance(end, Keep) else end.reason
-    shown = sum(row["outcome"] == outcome for row in result.examples)
-    if shown < EXAMPLES:
-        result.examples.append(_example(work, outcome))
+    n_examples = sum(row["outcome"] == outcome for row in result.examples)
+    if n_examples < EXAMPLES:
+        result.examples.append(_example_row(work, outcome))
     if isinstance(end, Discarded):
         result.dropped[end.reason] += 1
         return
     result.kept += 1
     result.kept_seeds.append(work.seed)
-    played = {role: _names(several) for role, several in sorted(names.items())}
-    about = {
+    models: dict[str, str | list[str]] = {}
+    for role, names in sorted(models_by_role.items()):
+        # a role that one model plays, as in almost every row, has its name alone
+        models[role] = sorted(names) if len(names) > 1 else next(iter(names))
+    origin = {
         "kind": recipe.make.kind,
         "seed": work.seed.id,
-        "models": played,
+        "models": models,
         "checks": list(end.checks),
     }
-    result.rows += _with_origin(end.rows, about)
-    result.pairs += _with_origin(end.pairs, about)
-    result.tasks += _with_origin(end.tasks, about)
+    result.rows += _with_origin(end.rows, origin)
+    result.pairs += _with_origin(end.pairs, origin)
+    result.tasks += _with_origin(end.tasks, origin)
 
 
-def _names(names: set[str]) -> str | list[str]:
-    return sorted(names) if len(names) > 1 else next(iter(names))
-
-
-def _with_origin(rows: Sequence[Row], about: Mapping[str, Any]) -> list[Row]:
-    """Rows with an id and their origin: seed, models and checks."""
-    finished: list[Row] = []
+def _with_origin(rows: Sequence[Row], origin: Mapping[str, Any]) -> list[Row]:
+    """Rows with an id and their origin: kind, seed, models and checks."""
+    finished_rows: list[Row] = []
     for number, row in enumerate(rows):
-        metadata = {**row.get("metadata", {}), "synthesis": dict(about)}
-        finished.append({"id": f"{about['seed']}/{number}", **row, "metadata": metadata})
-    return finished
+        metadata = {**row.get("metadata", {}), "synthesis": dict(origin)}
+        finished_rows.append({"id": f"{origin['seed']}/{number}", **row, "metadata": metadata})
+    return finished_rows
 
 
-def _example(work: Work, outcome: str) -> Row:
-    shown = [chat_message(message) for message in work.seed.example.messages]
-    row: Row = {"outcome": outcome, "seed": work.seed.id, "messages": shown}
+def _example_row(work: Work, outcome: str) -> Row:
+    """Row for a person to read: the seed, its outcome, and its first row or the reason for none."""
+    messages = [chat_message(message) for message in work.seed.example.messages]
+    row: Row = {"outcome": outcome, "seed": work.seed.id, "messages": messages}
     if isinstance(work.end, Discarded):
         return {**row, "detail": work.end.detail}
     assert work.end is not None
-    first = [*work.end.rows, *work.end.pairs, *work.end.tasks][:1]
-    return {**row, "rows": first}
+    first_rows = [*work.end.rows, *work.end.pairs, *work.end.tasks][:1]
+    return {**row, "rows": first_rows}

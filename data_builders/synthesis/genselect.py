@@ -50,14 +50,14 @@ class SelectionTraces(SynthesisKind):
         return [], [parent]
 
     def seeds(self, work: Path) -> SeedSet:
-        """Prompts of all graded samples; they are tasks of the environment `genselect` too."""
+        """Build prompts from all graded samples; they are tasks of the environment too."""
         result = SeedSet([])
         template = self.setup.templates["select_best"]
         for prompt, grades in grade_samples(Path(self.config.samples), all_graders(), work=work):
             graded = tuple((completion, score) for completion, score, _ in grades)
-            write = evaluation_prompts if self.config.for_evaluation else selection_prompts
+            make_prompts = evaluation_prompts if self.config.for_evaluation else selection_prompts
             try:
-                prompts = write(
+                prompts = make_prompts(
                     (prompt, graded), self.config, template=template, seed=self.setup.seed
                 )
             except Discarded as problem:
@@ -65,14 +65,14 @@ class SelectionTraces(SynthesisKind):
                 continue
             for selection in prompts:
                 result.seeds.append(Seed(selection.id, selection, example_of(selection)))
-                result.tasks.append(_task(selection))
+                result.tasks.append(_task_row(selection))
         return result
 
-    def most(self, seed: Seed) -> Mapping[str, int]:
+    def max_completions(self, seed: Seed) -> Mapping[str, int]:
         return {"generator": 1}
 
     def make(self, seed: Seed) -> Making:
-        """One trace a prompt, kept if its judgment is right; without a generator the task alone."""
+        """Keep a trace whose judgment is right; without a generator keep the task alone."""
         if "generator" not in self.setup.models:
             return Keep(checks=("right and wrong solutions",))
         prompt: Prompt = seed.content
@@ -94,13 +94,13 @@ class SelectionTraces(SynthesisKind):
         return Keep((row,), checks=("genselect",))
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str:
-        """A judgment that names a wrong solution, or one that is not there."""
+        """Plant a judgment that names a wrong solution, or one that is not there."""
         metadata = metadata_of(seed.content)
         wrong = next(k for k in range(metadata["candidates"] + 1) if k not in metadata["right"])
         return f"All of them are close.\nJudgment: [{wrong}]"
 
 
-def _task(prompt: Prompt) -> Row:
+def _task_row(prompt: Prompt) -> Row:
     return {
         "environment": "genselect",
         "id": prompt.id,
@@ -112,7 +112,7 @@ def _task(prompt: Prompt) -> Row:
 def selection_prompts(
     graded: GradedPrompt, config: GenSelect, *, template: str, seed: int
 ) -> list[Prompt]:
-    """Prompts that ask for the best of several completions of one question.
+    """Build prompts that ask for the best of several completions of one question.
 
     Completions that failed, were cut off or are unscored are not shown. The first right and the
     first wrong one of an instance's order are always shown, so that there is something to choose.
@@ -124,12 +124,11 @@ def selection_prompts(
         Discarded: there is none.
     """
     prompt, completions = graded
-    usable = [
-        (completion, score.value == 1.0)
-        for completion, score in completions
-        if completion.finish == "stop" and score.value is not None and completion.answer.strip()
-    ]
-    solutions = {completion.answer.strip(): is_right for completion, is_right in usable}
+    solutions: dict[str, bool] = {}  # text of each different solution → whether it is right
+    for completion, score in completions:
+        text = completion.answer.strip()
+        if completion.finish == "stop" and score.value is not None and text:
+            solutions[text] = score.value == 1.0
     if len(solutions) < config.minimum:
         raise Discarded("too_few_solutions", f"{len(solutions)} different ones")
     if len(set(solutions.values())) == 1:
@@ -139,12 +138,12 @@ def selection_prompts(
         order = sorted(
             solutions, key=lambda text: key64(seed, "genselect", prompt.id, instance, text)
         )
-        shown = _with_both(order, solutions, config.candidates)
+        shown = _show_right_and_wrong(order, solutions, config.candidates)
         if sum(map(len, shown)) > config.longest:
             continue
         right = [k for k, solution in enumerate(shown) if solutions[solution]]
         metadata = {"right": right, "candidates": len(shown)}
-        selection = _selection(prompt, shown, metadata, template=template, instance=instance)
+        selection = _selection_prompt(prompt, shown, metadata, template=template, instance=instance)
         prompts[selection.messages[0].content] = selection
     if not prompts:
         raise Discarded("too_long", f"more than {config.longest:,} characters")
@@ -154,10 +153,10 @@ def selection_prompts(
 def evaluation_prompts(
     graded: GradedPrompt, config: GenSelect, *, template: str, seed: int
 ) -> list[Prompt]:
-    """One prompt with the first completions of a question, and what other ways come to.
+    """Build one prompt with the first completions of a question, and figures of other methods.
 
-    `figures` in its metadata are of the same completions: `pass@1`, their share that is right;
-    `pass@k`, whether any is; `majority@k`, whether the most frequent answer is, shared among ties.
+    `figures` in its metadata are of the same completions: `pass@1`, the share that is right;
+    `pass@k`, 1 if any is right; `majority@k`, 1 if the most frequent answer is, shared among ties.
 
     Raises:
         Discarded: fewer completions than `config.candidates`, one that is not scored, or none that
@@ -191,24 +190,25 @@ def evaluation_prompts(
         "candidates": len(shown),
         "figures": figures,
     }
-    return [_selection(prompt, shown, metadata, template=template, instance=0)]
+    return [_selection_prompt(prompt, shown, metadata, template=template, instance=0)]
 
 
 def _majority(scores: Sequence[Score]) -> float:
-    """The share of the most frequent answers that are right; 0 where nothing is answered."""
+    """Share of the most frequent answers that are right; 0 without any answer."""
     answers = Counter(score.answer for score in scores if score.answer is not None)
-    most = max(answers.values(), default=0)
-    frequent = [answer for answer, count in answers.items() if count == most]
+    highest_count = max(answers.values(), default=0)
+    frequent = [answer for answer, count in answers.items() if count == highest_count]
     right = {score.answer for score in scores if score.value == 1.0}
     return sum(answer in right for answer in frequent) / max(1, len(frequent))
 
 
-def _selection(
+def _selection_prompt(
     prompt: Prompt, shown: Sequence[str], metadata: Row, *, template: str, instance: int
 ) -> Prompt:
-    question = "\n\n".join(m.content for m in prompt.messages if m.role != "system")
-    listed = "\n\n".join(f"Solution {k}:\n{text}" for k, text in enumerate(shown))
-    text = filled(template, question=question, solutions=listed)
+    """Prompt with a question and its numbered solutions."""
+    contents = [message.content for message in prompt.messages if message.role != "system"]
+    solutions = [f"Solution {number}:\n{text}" for number, text in enumerate(shown)]
+    text = filled(template, question="\n\n".join(contents), solutions="\n\n".join(solutions))
     return Prompt(
         id=f"{prompt.id}/select-{instance}",
         task=prompt.task,
@@ -221,8 +221,10 @@ def _selection(
     )
 
 
-def _with_both(order: Sequence[str], solutions: Mapping[str, bool], candidates: int) -> list[str]:
-    """The first candidates of an order, of which one at least is right and one wrong."""
+def _show_right_and_wrong(
+    order: Sequence[str], solutions: Mapping[str, bool], candidates: int
+) -> list[str]:
+    """First candidates of an order, of which at least one is right and one wrong."""
     shown = list(order[:candidates])
     if len({solutions[text] for text in shown}) == 1:
         missing = next(text for text in order if solutions[text] != solutions[shown[0]])

@@ -47,7 +47,7 @@ from reward.environments.instruction_following import (
 from reward.graders.base import Attempt
 
 _ENVIRONMENT = InstructionFollowingEnvironment()
-_DRAWS = 50  # of rows of the environment, until one has a constraint that the recipe wants
+_MAX_DRAWS = 50  # rows of the environment, until one has a constraint that the recipe names
 
 
 class ConstrainedConversations(SynthesisKind):
@@ -75,15 +75,15 @@ class ConstrainedConversations(SynthesisKind):
 
         return plain_seeds(self.config.personas, persona_of)
 
-    def most(self, seed: Seed) -> Mapping[str, int]:
-        turns = self._turns(seed)
+    def max_completions(self, seed: Seed) -> Mapping[str, int]:
+        turns = self._turn_count(seed)
         return {"user": turns, "generator": turns, "judge": 1}
 
     def make(self, seed: Seed) -> Making:
-        """Query and answer in turn, each answer verified, then the judge."""
+        """Write queries and answers in turn, verify each answer, then ask the judge."""
         messages: list[Message] = []
         task: Row = {}
-        for turn in range(self._turns(seed)):
+        for turn in range(self._turn_count(seed)):
             constraints, _ = self.constraints(seed, turn)
             wording = " ".join(CONSTRAINTS[each["kind"]].wording(each) for each in constraints)
             text = self.text(
@@ -124,28 +124,36 @@ class ConstrainedConversations(SynthesisKind):
             if not (yield from judged(Ask("judge", prompt_of(seed, "judge", text)), "substance")):
                 raise Discarded("judge_refuses", messages[-1].content[:200])
             checks.append("judge")
-        yield Note("turns", str(self._turns(seed)))
+        yield Note("turns", str(self._turn_count(seed)))
         return Keep((chat_row(messages),), tasks=(task,), checks=tuple(checks))
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str:
-        """A text that keeps every constraint and has nothing to do with the query, for the judge;
-        without a judge, one that breaks them."""
+        """Plant a text that keeps every constraint and has nothing to do with the query.
+
+        It is for the judge; without one, plant a text that breaks the constraints.
+        """
         turn = int(answered.ask.prompt.setting.rpartition("-")[2])
         _, trivial = self.constraints(seed, turn)
         return trivial if "judge" in self.setup.models else "Done!"
 
     def constraints(self, seed: Seed, turn: int) -> tuple[list[Row], str]:
-        """Constraints of a turn, and a text that keeps all of them: they do not exclude each
-        other."""
-        for draw in range(_DRAWS):
+        """Draw the constraints of a turn, and a text that keeps all of them.
+
+        The text shows that they do not exclude each other.
+        """
+        for draw in range(_MAX_DRAWS):
             number = key64(self.setup.seed, "constraints", seed.id, turn, draw) % 2**31
             row = _ENVIRONMENT.row(self.setup.seed, number)
             constraints: list[Row] = row["metadata"]["constraints"]
             if self.config.only:
-                constraints = [each for each in constraints if each["kind"] in self.config.only]
+                constraints = [
+                    constraint
+                    for constraint in constraints
+                    if constraint["kind"] in self.config.only
+                ]
             if constraints:
                 return constraints[: self.config.constraints], row["gold"]
         raise ConfigError(f"only: {', '.join(self.config.only)} are hardly ever drawn")
 
-    def _turns(self, seed: Seed) -> int:
+    def _turn_count(self, seed: Seed) -> int:
         return 1 + key64(self.setup.seed, "turns", seed.id) % self.config.turns

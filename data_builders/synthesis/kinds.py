@@ -1,4 +1,4 @@
-"""Kinds of synthesis by the name that a recipe says."""
+"""Kinds of synthesis by their names in a recipe."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _PROMPTS = Path(__file__).parent / "prompts"
 
 
 def open_kind(recipe: SynthesizeConfig) -> SynthesisKind:
-    """The kind that a recipe names.
+    """Open the kind that a recipe names.
 
     Raises:
-        ConfigError: as `load_templates`; or this machine lacks what the kind needs.
+        ConfigError: see `load_templates`; or this machine lacks what the kind needs.
     """
-    models = {
-        role: tuple(model.name for model in several) for role, several in recipe.models.items()
-    }
+    models: dict[str, tuple[str, ...]] = {}
+    for role, role_models in recipe.models.items():
+        models[role] = tuple(model.name for model in role_models)
     setup = KindSetup(load_templates(recipe), models, recipe.seed, Path(recipe.out))
     return KINDS[recipe.make.kind](recipe.make, setup)
 
@@ -76,5 +76,6 @@ def load_templates(recipe: SynthesizeConfig) -> dict[str, str]:
 
 
 def _marks(template: str) -> set[str]:
+    """Marks of a template that values replace: `{{question}}`."""
     parts = template.split("{{")[1:]
     return {"{{" + part.partition("}}")[0] + "}}" for part in parts if "}}" in part}

@@ -52,8 +52,8 @@ if TYPE_CHECKING:
 
 _ENVIRONMENT = LongContextEnvironment()
 _END = "End with one line, Answer: and it alone."
-_PIECE = 80  # words of a piece of a long text between the needed documents
-_DISTRACTORS = 3  # documents of the same form for each needed one, as far as there is room
+_PIECE_WORDS = 80  # words of a piece of a long text, which is one document, ours
+_DISTRACTORS = 3  # documents of the same form for each needed one, if there is room
 _NAMES = (
     "Ansel", "Birgit", "Cato", "Delia", "Egon", "Frida", "Gustav", "Hedda", "Ivo", "Jutta", "Klaas",
     "Lotte", "Milo", "Nele", "Otto", "Petra", "Quinn", "Runa", "Sven", "Tilda", "Ulf", "Vera",
@@ -71,7 +71,7 @@ _SENTENCES = (
     "The old gate was painted green, which took {n} pots of paint.",
 )
 _WRITTEN = re.compile(r"Question:\s*(\S.*?)\s*\n\s*Answer:[ \t]*(\S.*)")
-_LONGEST_ANSWER = 80  # characters: a longer one is not compared word for word
+_LONGEST_ANSWER = 80  # characters; a longer one cannot be compared word for word
 _CODE = re.compile(r"The access code of (\w+) is (\d+)\.")
 _HANDED = re.compile(r"(\w+) handed the blue folder to (\w+)\.")
 _CRATES = re.compile(r"The depot of (\w+) lies in ([a-z ]+) and holds (\d+) crates of rope\.")
@@ -79,15 +79,16 @@ _CRATES = re.compile(r"The depot of (\w+) lies in ([a-z ]+) and holds (\d+) crat
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a question needs, before it is hidden among other documents.
+    """Question and its documents, before they are hidden among others.
 
     Attributes:
-        needed, others: documents; others have the form of the needed ones.
-        solve: computes the answer from any documents; None: they do not give one.
+        needed: documents that the answer needs.
+        distractors: documents in the form of the needed ones.
+        solve: computes the answer from any documents; None if they do not give one.
     """
 
     needed: tuple[str, ...]
-    others: tuple[str, ...]
+    distractors: tuple[str, ...]
     question: str
     solve: Callable[[Sequence[str]], str | None]
 
@@ -98,7 +99,7 @@ class LongQuestion:
 
     Attributes:
         needed: positions of the needed documents, from 1.
-        tokens: of all documents together.
+        tokens: tokens of all documents together.
     """
 
     text: str
@@ -145,7 +146,7 @@ class LongDocumentQuestions(SynthesisKind):
         self._pieces = []
         for source in self.config.documents:
             for text in row_texts(source, source.text):
-                self._pieces += _pieces(text)
+                self._pieces += _split_text(text)
         result = SeedSet([])
         families = self.config.families
         lengths = self.config.lengths
@@ -156,37 +157,37 @@ class LongDocumentQuestions(SynthesisKind):
             rng = self._rng(seed_id)
             try:
                 if family == "written":
-                    seed = self._texts_seed(seed_id, length, rng)
+                    seed = self._draw_texts_seed(seed_id, length, rng)
                 else:
                     facts = FAMILIES[family](rng, self.config.needed)
-                    question = self._hidden(facts, length=length, rng=rng)
+                    question = self._hide(facts, length=length, rng=rng)
                     refuse_unproven(question, facts)
-                    seed = Seed(seed_id, question, _example(question.text, family))
-                    result.tasks.append(_task(seed_id, question))
+                    seed = Seed(seed_id, question, _chat_example(question.text, family))
+                    result.tasks.append(_task_row(seed_id, question))
             except Discarded as problem:
                 result.dropped[problem.reason] += 1
                 continue
             result.seeds.append(seed)
         return result
 
-    def most(self, seed: Seed) -> Mapping[str, int]:
+    def max_completions(self, seed: Seed) -> Mapping[str, int]:
         if isinstance(seed.content, SourceTexts):
             return {"writer": 1, "solver": 1 + self.config.needed, "generator": 1}
         return {"generator": 1}
 
     def make(self, seed: Seed) -> Making:
-        """The question, if a model is to write it; then a generator's answer, if it is right."""
+        """Have the question written, if a model is to write it; then keep a right answer to it."""
         tasks: tuple[Row, ...] = ()
         checks = ["gold by code", "each document is needed"]
         if isinstance(seed.content, SourceTexts):
-            question = yield from self._written(seed, seed.content)
-            tasks = (_task(seed.id, question),)
+            question = yield from self._write_question(seed, seed.content)
+            tasks = (_task_row(seed.id, question),)
             checks = ["solver has the gold", "and fails without any document"]
         else:
             question = cast(LongQuestion, seed.content)
         if "generator" not in self.setup.models:
             return Keep(tasks=tasks, checks=tuple(checks))
-        prompt = _prompt(seed, "answer", question.text, question.gold)
+        prompt = _environment_prompt(seed, "answer", question.text, question.gold)
         [answered] = yield from ask_usable(Ask("generator", prompt))
         [completion] = answered.completions
         [score] = yield from grade(Attempt(prompt, completion))
@@ -201,25 +202,29 @@ class LongDocumentQuestions(SynthesisKind):
         )
         return Keep((row,), tasks=tasks, checks=(*checks, _ENVIRONMENT.name))
 
-    def _written(self, seed: Seed, content: SourceTexts) -> Generator[Any, Any, LongQuestion]:
-        """A model's question on all texts, which a solver answers with them and not without one."""
-        listed = _numbered(content.texts)
-        text = self.text("question_of_documents", documents=listed, count=str(len(content.texts)))
+    def _write_question(
+        self, seed: Seed, content: SourceTexts
+    ) -> Generator[Any, Any, LongQuestion]:
+        """Have a question written that a solver answers with all texts, and not without any one."""
+        documents = _number_documents(content.texts)
+        count = str(len(content.texts))
+        text = self.text("question_of_documents", documents=documents, count=count)
         written = yield from ask_text(Ask("writer", prompt_of(seed, "question", text)))
         match = _WRITTEN.search(written)
         if match is None:
             raise Discarded("no_question", written[:200])
-        question, gold = match[1], match[2].strip()
+        question = match[1]
+        gold = match[2].strip()
         if len(gold) > _LONGEST_ANSWER:
             raise Discarded("long_answer", gold)
-        prompts = [_prompt(seed, "solve", f"{listed}\n\n{question} {_END}", gold)]
+        prompts = [_environment_prompt(seed, "solve", f"{documents}\n\n{question} {_END}", gold)]
         for without in range(len(content.texts)):
             remaining = content.texts[:without] + content.texts[without + 1 :]
-            request = f"{_numbered(remaining)}\n\n{question} {_END}"
-            prompts.append(_prompt(seed, f"solve-without-{without}", request, gold))
+            request = f"{_number_documents(remaining)}\n\n{question} {_END}"
+            prompts.append(_environment_prompt(seed, f"solve-without-{without}", request, gold))
         answers = yield from ask(*(Ask("solver", prompt) for prompt in prompts))
         scores = yield from grade(
-            *(Attempt(each.ask.prompt, each.completions[0]) for each in answers)
+            *(Attempt(answered.ask.prompt, answered.completions[0]) for answered in answers)
         )
         solved = [(score.value or 0.0) >= _ENVIRONMENT.passes_at for score in scores]
         if not solved[0]:
@@ -227,72 +232,74 @@ class LongDocumentQuestions(SynthesisKind):
         if any(solved[1:]):
             raise Discarded("not_needed", f"{question} {gold}: without {solved.index(True, 1)}")
         facts = Facts(content.texts, (), question, lambda _: gold)
-        return self._hidden(facts, length=content.length, rng=self._rng(seed.id))
+        return self._hide(facts, length=content.length, rng=self._rng(seed.id))
 
-    def _texts_seed(self, seed_id: str, length: int, rng: random.Random) -> Seed:
+    def _draw_texts_seed(self, seed_id: str, length: int, rng: random.Random) -> Seed:
         if len(self._pieces) < self.config.needed:
             raise Discarded("too_few_documents", f"{len(self._pieces)} pieces")
         texts = tuple(rng.sample(self._pieces, self.config.needed))
-        return Seed(seed_id, SourceTexts(texts, length), _example("\n\n".join(texts), "written"))
+        return Seed(
+            seed_id, SourceTexts(texts, length), _chat_example("\n\n".join(texts), "written")
+        )
 
     def _rng(self, seed_id: str) -> random.Random:
         return random.Random(key64(self.setup.seed, "long_documents", seed_id))
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str:
-        """A question that needs no document; or an answer of the form that no question has."""
+        """Question that needs no document, or an answer that no question has."""
         if answered.ask.role == "writer":
             return "Question: How many legs do two spiders have?\nAnswer: 16"
         return "Answer: -1"
 
-    def _hidden(self, facts: Facts, *, length: int, rng: random.Random) -> LongQuestion:
-        """The needed documents among so many others as the length has room for.
+    def _hide(self, facts: Facts, *, length: int, rng: random.Random) -> LongQuestion:
+        """Hide the needed documents among as many others as the length has room for.
 
         Raises:
-            ConfigError: it has not even room for those.
+            ConfigError: there is not even room for the needed ones.
         """
         documents = list(facts.needed)
-        total = sum(map(self._count, documents))
+        total = sum(map(self._count_tokens, documents))
         if total > length:
             raise ConfigError(
                 f"lengths: {length:,} tokens do not hold {len(documents)} needed documents of "
                 f"{total:,} tokens"
             )
-        unused = [piece for piece in self._pieces if piece not in facts.needed]
-        rng.shuffle(unused)
-        waiting = iter([*facts.others, *unused])
+        unused_pieces = [piece for piece in self._pieces if piece not in facts.needed]
+        rng.shuffle(unused_pieces)
+        available = iter([*facts.distractors, *unused_pieces])
         while True:
-            document = next(waiting, None) or _filler(rng)
-            total += self._count(document)
+            document = next(available, None) or _write_filler(rng)
+            total += self._count_tokens(document)
             if total > length:
                 break
             documents.append(document)
         order = rng.sample(range(len(documents)), len(documents))
         texts = [documents[index] for index in order]
         needed = [order.index(index) + 1 for index in range(len(facts.needed))]
-        return self._fitted(texts, sorted(needed), facts, length=length)
+        return self._fit_to_length(texts, sorted(needed), facts, length=length)
 
-    def _fitted(
+    def _fit_to_length(
         self, texts: list[str], needed: list[int], facts: Facts, *, length: int
     ) -> LongQuestion:
-        """Documents with their numbers; the last that are not needed go until all fit."""
+        """Number the documents, and remove unneeded ones from the end until all fit."""
         while True:
-            listed = _numbered(texts)
-            tokens = len(self._ids(listed))
+            documents = _number_documents(texts)
+            tokens = len(self._token_ids(documents))
             if tokens <= length:
                 break
-            unneeded = next(k for k in range(len(texts), 0, -1) if k not in needed)
+            unneeded = max(set(range(1, len(texts) + 1)) - set(needed))
             del texts[unneeded - 1]
-            needed = [k - (k > unneeded) for k in needed]
+            needed = [position - (position > unneeded) for position in needed]
         gold = facts.solve(texts)
-        text = f"{listed}\n\n{facts.question} {_END}"
+        text = f"{documents}\n\n{facts.question} {_END}"
         return LongQuestion(text, gold or "", tuple(needed), tokens)
 
-    def _count(self, document: str) -> int:
-        return len(self._ids(f"Document 100.\n{document}\n\n"))
+    def _count_tokens(self, document: str) -> int:
+        return len(self._token_ids(f"Document 100.\n{document}\n\n"))
 
-    def _ids(self, text: str) -> list[int]:
+    def _token_ids(self, text: str) -> list[int]:
         if self._tokenizer is None:
-            # imported here: it loads transformers, which a dry help of another kind does not need
+            # imported here, since it loads transformers, which other kinds do not need
             from posttrain.tokens.tokenizer import load_any_tokenizer
 
             self._tokenizer = load_any_tokenizer(self.config.tokenizer)
@@ -303,11 +310,11 @@ class LongDocumentQuestions(SynthesisKind):
 def refuse_unproven(question: LongQuestion, facts: Facts) -> None:
     """Raise Discarded unless the texts give the gold, and without any needed one do not.
 
-    Texts of others between the documents may contradict them, or say the same again.
+    Pieces of other texts between the documents may contradict them, or say the same again.
     """
     documents = question.text.split("\n\n")[:-1]
-    wanted = facts.solve(facts.needed)
-    if wanted != question.gold or facts.solve(documents) != question.gold:
+    gold_of_needed = facts.solve(facts.needed)
+    if gold_of_needed != question.gold or facts.solve(documents) != question.gold:
         raise Discarded("contradicted", question.gold)
     for position in question.needed:
         remaining = documents[: position - 1] + documents[position:]
@@ -315,21 +322,21 @@ def refuse_unproven(question: LongQuestion, facts: Facts) -> None:
             raise Discarded("not_needed", f"document {position}")
 
 
-def _numbered(texts: Sequence[str]) -> str:
+def _number_documents(texts: Sequence[str]) -> str:
     return "\n\n".join(f"Document {k}.\n{text}" for k, text in enumerate(texts, 1))
 
 
-def _prompt(seed: Seed, name: str, text: str, gold: str) -> Prompt:
+def _environment_prompt(seed: Seed, name: str, text: str, gold: str) -> Prompt:
     return prompt_of(
         seed, name, text, environment=_ENVIRONMENT.name, grader="environment", gold=gold
     )
 
 
-def _example(text: str, family: str) -> Example:
+def _chat_example(text: str, family: str) -> Example:
     return make_example([Message("user", text)], source=family, dialect="plain")
 
 
-def _task(seed_id: str, question: LongQuestion) -> Row:
+def _task_row(seed_id: str, question: LongQuestion) -> Row:
     family = seed_id.partition("-")[0]
     metadata = {"needed": list(question.needed), "tokens": question.tokens, "family": family}
     return {
@@ -345,65 +352,84 @@ def _task(seed_id: str, question: LongQuestion) -> Row:
 
 
 def _needles(rng: random.Random, needed: int) -> Facts:
-    places = _places(rng, needed * (1 + _DISTRACTORS))
-    codes = rng.sample(range(1000, 10_000), len(places))
-    facts = [f"The access code of {p} is {c}." for p, c in zip(places, codes, strict=True)]
-    wanted = places[:needed]
+    """Access codes of towns: the codes of several are asked for."""
+    towns = _draw_towns(rng, needed * (1 + _DISTRACTORS))
+    codes = rng.sample(range(1000, 10_000), len(towns))
+    facts: list[str] = []
+    for town, code in zip(towns, codes, strict=True):
+        facts.append(f"The access code of {town} is {code}.")
+    requested_towns = towns[:needed]
 
     def solve(documents: Sequence[str]) -> str | None:
-        known = {match[1]: match[2] for text in documents for match in _CODE.finditer(text)}
-        codes = [known.get(name) for name in wanted]
-        return None if None in codes else json_text(codes)
+        code_by_town: dict[str, str] = {}
+        for text in documents:
+            for match in _CODE.finditer(text):
+                code_by_town[match[1]] = match[2]
+        requested_codes = [code_by_town.get(town) for town in requested_towns]
+        return None if None in requested_codes else json_text(requested_codes)
 
-    question = f"What are the access codes of {', '.join(wanted)}? Give them as a list: [1, 2]."
-    return _facts(facts[:needed], facts[needed:], question, solve, rng)
+    names = ", ".join(requested_towns)
+    question = f"What are the access codes of {names}? Give them as a list: [1, 2]."
+    return _pad_facts(facts[:needed], facts[needed:], question, solve, rng)
 
 
 def _chain(rng: random.Random, needed: int) -> Facts:
-    """One folder goes from hand to hand; other people have handed theirs on as well."""
+    """Folder that goes from hand to hand, while other people hand theirs on as well."""
     people = rng.sample(_NAMES, min(len(_NAMES), 2 * needed + 2))
     chain = people[: needed + 1]
-    others = people[needed + 1 :]
-    facts = [f"{a} handed the blue folder to {b}." for a, b in itertools.pairwise(chain)]
-    distractors = [f"{a} handed the blue folder to {b}." for a, b in itertools.pairwise(others)]
+    facts = _handovers(chain)
+    distractors = _handovers(people[needed + 1 :])
 
     def solve(documents: Sequence[str]) -> str | None:
-        handed = {match[1]: match[2] for text in documents for match in _HANDED.finditer(text)}
+        receiver_of: dict[str, str] = {}
+        for text in documents:
+            for match in _HANDED.finditer(text):
+                receiver_of[match[1]] = match[2]
         holder = chain[0]
-        for _ in range(len(handed)):
-            if holder not in handed:
+        # at most as many steps as handovers: texts of others may close a circle
+        for _ in range(len(receiver_of)):
+            if holder not in receiver_of:
                 break
-            holder = handed[holder]
+            holder = receiver_of[holder]
         return None if holder == chain[0] else holder
 
     question = (
         f"{chain[0]} had the blue folder at first, and whoever gets it hands it on where a "
         "document says so. Who has it in the end? Give the name alone."
     )
-    return _facts(facts, distractors, question, solve, rng)
+    return _pad_facts(facts, distractors, question, solve, rng)
+
+
+def _handovers(people: Sequence[str]) -> list[str]:
+    return [
+        f"{giver} handed the blue folder to {receiver}."
+        for giver, receiver in itertools.pairwise(people)
+    ]
 
 
 def _sum(rng: random.Random, needed: int) -> Facts:
-    places = _places(rng, needed * (1 + _DISTRACTORS))
+    """Depots in several regions: the stock of one region is asked for."""
+    towns = _draw_towns(rng, needed * (1 + _DISTRACTORS))
     region = rng.choice(_REGIONS)
+    other_regions = [name for name in _REGIONS if name != region]
     facts: list[str] = []
-    for number, place in enumerate(places):
-        others = [name for name in _REGIONS if name != region]
-        lies = region if number < needed else rng.choice(others)
+    for number, town in enumerate(towns):
+        town_region = region if number < needed else rng.choice(other_regions)
         crates = rng.randint(11, 99)
-        facts.append(f"The depot of {place} lies in {lies} and holds {crates} crates of rope.")
+        facts.append(
+            f"The depot of {town} lies in {town_region} and holds {crates} crates of rope."
+        )
 
     def solve(documents: Sequence[str]) -> str | None:
-        amounts = [
-            int(match[3])
-            for text in documents
-            for match in _CRATES.finditer(text)
-            if match[2] == region
-        ]
+        amounts: list[int] = []
+        for text in documents:
+            for match in _CRATES.finditer(text):
+                if match[2] == region:
+                    amounts.append(int(match[3]))
         return str(sum(amounts)) if amounts else None
 
     question = f"How many crates of rope do all depots in {region} hold together?"
-    return _facts(facts[:needed], facts[needed:], question, solve, rng)
+    return _pad_facts(facts[:needed], facts[needed:], question, solve, rng)
 
 
 FAMILIES: dict[str, Callable[[random.Random, int], Facts]] = {
@@ -413,38 +439,40 @@ FAMILIES: dict[str, Callable[[random.Random, int], Facts]] = {
 }
 
 
-def _facts(
+def _pad_facts(
     needed: Sequence[str],
-    others: Sequence[str],
+    distractors: Sequence[str],
     question: str,
     solve: Callable[[Sequence[str]], str | None],
     rng: random.Random,
 ) -> Facts:
-    """Sentences as documents."""
-    needed_documents = tuple(_padded(fact, rng) for fact in needed)
-    return Facts(needed_documents, tuple(_padded(fact, rng) for fact in others), question, solve)
+    """Make a document of each fact."""
+    needed_documents = tuple(_pad_fact(fact, rng) for fact in needed)
+    distractor_documents = tuple(_pad_fact(fact, rng) for fact in distractors)
+    return Facts(needed_documents, distractor_documents, question, solve)
 
 
-def _places(rng: random.Random, count: int) -> list[str]:
+def _draw_towns(rng: random.Random, count: int) -> list[str]:
     return rng.sample([head + tail for head in _HEADS for tail in _TAILS], count)
 
 
-def _padded(fact: str, rng: random.Random) -> str:
-    """A document with a fact among sentences that say nothing about it."""
-    sentences = [_sentence(rng) for _ in range(rng.randint(1, 3))]
+def _pad_fact(fact: str, rng: random.Random) -> str:
+    """Write a document with a fact among sentences that say nothing about it."""
+    sentences = [_draw_sentence(rng) for _ in range(rng.randint(1, 3))]
     sentences.insert(rng.randint(0, len(sentences)), fact)
     return " ".join(sentences)
 
 
-def _filler(rng: random.Random) -> str:
-    return " ".join(_sentence(rng) for _ in range(rng.randint(2, 5)))
+def _write_filler(rng: random.Random) -> str:
+    return " ".join(_draw_sentence(rng) for _ in range(rng.randint(2, 5)))
 
 
-def _sentence(rng: random.Random) -> str:
+def _draw_sentence(rng: random.Random) -> str:
     return rng.choice(_SENTENCES).replace("{n}", str(rng.randint(2, 900)))
 
 
-def _pieces(text: str) -> list[str]:
-    """A long text in pieces of one paragraph each, without empty lines."""
+def _split_text(text: str) -> list[str]:
+    """Split a long text into pieces of one paragraph each, without empty lines."""
     words = text.split()
-    return [" ".join(words[k : k + _PIECE]) for k in range(0, len(words), _PIECE)]
+    starts = range(0, len(words), _PIECE_WORDS)
+    return [" ".join(words[start : start + _PIECE_WORDS]) for start in starts]

@@ -50,7 +50,7 @@ FORMATS = (
     "End with one line of the form\nAnswer: [the answer]",
     "Put the final answer between <answer> and </answer>.",
 )
-# what only a question with options can say
+# phrases of a question that needs its options
 _OPTIONS = re.compile(
     r"\b(?:which|what) (?:one )?of (?:the following|these)\b"
     r"|\b(?:options?|choices?) (?:below|above)\b"
@@ -72,7 +72,7 @@ class OpenQuestions(SynthesisKind):
     def seeds(self, work: Path) -> SeedSet:
         return plain_seeds(self.config.sources, task_of)
 
-    def most(self, seed: Seed) -> Mapping[str, int]:
+    def max_completions(self, seed: Seed) -> Mapping[str, int]:
         return {
             "rewriter": 1 + self.config.paraphrases,
             "solver": self.config.attempts,
@@ -80,11 +80,11 @@ class OpenQuestions(SynthesisKind):
         }
 
     def make(self, seed: Seed) -> Making:
-        """The question without options, judged, solved, and said in other words."""
+        """Take the options away, have the question judged and solved, and paraphrase it."""
         task: GoldTask = seed.content
         gold = task.options[OPTION_LETTERS.index(task.gold)].strip()
-        listed = task.text.removeprefix(task.question).strip()
-        text = self.text("open_question", question=task.question, options=listed, gold=gold)
+        options = task.text.removeprefix(task.question).strip()
+        text = self.text("open_question", question=task.question, options=options, gold=gold)
         question = yield from ask_text(Ask("rewriter", prompt_of(seed, "open", text)))
         _refuse_unfit(question, task, gold)
         checks = ["no options", "solver"]
@@ -98,8 +98,8 @@ class OpenQuestions(SynthesisKind):
             if not (yield from judged(Ask("judge", prompt_of(seed, "intent", text)), "same")):
                 raise Discarded("judge_refuses", question[:200])
             checks.append("judge")
-        answered = yield from self._solved(seed, question)
-        right = yield from self._right(seed, question, gold, answered)
+        answered = yield from self._solve(seed, question)
+        right = yield from self._find_right(seed, question, gold, answered)
         yield Note("solver is right", f"{len(right)} of {self.config.attempts}")
         if len(right) < self.config.passes:
             raise Discarded("not_answerable", f"gold {gold[:80]}; {answered.completions[0].answer}")
@@ -115,16 +115,16 @@ class OpenQuestions(SynthesisKind):
         tasks = tuple(_task_row(seed, wording, gold) for wording in wordings)
         return Keep((row,), tasks=tasks, checks=tuple(checks))
 
-    def _solved(self, seed: Seed, question: str) -> Generator[Any, Any, Answered]:
+    def _solve(self, seed: Seed, question: str) -> Generator[Any, Any, Answered]:
         form = FORMATS[key64(self.setup.seed, "format", seed.id) % len(FORMATS)]
         prompt = prompt_of(seed, "solve", [Message("user", f"{question}\n\n{form}")])
         [answered] = yield from ask(Ask("solver", prompt, self.config.attempts))
         return answered
 
-    def _right(
+    def _find_right(
         self, seed: Seed, question: str, gold: str, answered: Answered
     ) -> Generator[Any, Any, list[Completion]]:
-        """The answers that state the gold: by number or word for word, else as the judge finds."""
+        """Find the completions with the gold: by number or word for word, else by the judge."""
         right: list[Completion] = []
         unsure: list[tuple[Completion, Ask]] = []
         for completion in answered.completions:
@@ -152,7 +152,7 @@ class OpenQuestions(SynthesisKind):
         return right
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str | None:
-        """A question that gives its answer away, or one about something else."""
+        """Plant a question that gives its answer away, or one about something else."""
         if answered.ask.prompt.setting != "open":
             return None
         task: GoldTask = seed.content
@@ -166,7 +166,7 @@ def _refuse_unfit(question: str, task: GoldTask, gold: str) -> None:
     """Raise Discarded for a question that still needs its options, or gives the answer away."""
     if _OPTIONS.search(question):
         raise Discarded("asks_for_options", question[:200])
-    if _holds(question, gold) and not _holds(task.question, gold):
+    if _contains(question, gold) and not _contains(task.question, gold):
         raise Discarded("answer_given_away", question[:200])
 
 
@@ -176,11 +176,11 @@ def _is_paraphrase(wording: str, wordings: list[str], task: GoldTask, gold: str)
     except Discarded:
         return False
     same_numbers = sorted(_NUMBER.findall(wording)) == sorted(_NUMBER.findall(wordings[0]))
-    return same_numbers and _plain(wording) not in map(_plain, wordings)
+    return same_numbers and _normalise(wording) not in map(_normalise, wordings)
 
 
 def _task_row(seed: Seed, question: str, gold: str) -> Row:
-    """A row of an environment: numbers are compared by code, other answers by a judge."""
+    """Row of an environment: numbers are compared by code, other answers by a judge."""
     metadata = {"open_question_of": seed.id}
     if read_number(gold) is None:
         return {
@@ -197,15 +197,15 @@ def same_answer(answer: str, gold: str) -> bool:
     """True if an answer is the gold as a number, or word for word."""
     number = read_number(gold)
     if number is None:
-        return bool(answer.strip()) and _plain(answer) == _plain(gold)
+        return bool(answer.strip()) and _normalise(answer) == _normalise(gold)
     answered_number = read_number(answer)
     return answered_number is not None and same_number(number, answered_number)
 
 
-def _holds(text: str, phrase: str) -> bool:
-    pattern = rf"(?<!\w){re.escape(_plain(phrase))}(?!\w)"
-    return re.search(pattern, _plain(text)) is not None
+def _contains(text: str, phrase: str) -> bool:
+    pattern = rf"(?<!\w){re.escape(_normalise(phrase))}(?!\w)"
+    return re.search(pattern, _normalise(text)) is not None
 
 
-def _plain(text: str) -> str:
+def _normalise(text: str) -> str:
     return " ".join(text.split()).casefold().strip(" .!?\"'*")

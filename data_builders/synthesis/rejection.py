@@ -32,7 +32,7 @@ from data_builders.synthesis.steps import (
 )
 from posttrain.config.synthesize import Rejection
 from posttrain.environments.base import Environment
-from posttrain.records import Score
+from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import Parent
 from reward.graders.base import Attempt
@@ -53,7 +53,7 @@ class RejectionSampling(SynthesisKind):
     def seeds(self, work: Path) -> SeedSet:
         return prompt_seeds(self._plan)
 
-    def most(self, seed: Seed) -> Mapping[str, int]:
+    def max_completions(self, seed: Seed) -> Mapping[str, int]:
         return {"generator": self.config.n}
 
     def open_environment(self, prompt: Prompt) -> Environment | None:
@@ -71,23 +71,26 @@ class RejectionSampling(SynthesisKind):
                 passed.append(completion)
         yield Note("completions that pass", f"{len(passed)} of {len(completions)}")
         if not passed:
-            raise Discarded(_why_none(answered, scores), scores[0].explanation)
+            raise Discarded(_failure_reason(answered, scores), scores[0].explanation)
         if self.config.choose == "shortest":
-            passed.sort(key=lambda each: (each.reasoning_tokens + each.answer_tokens, each.index))
+            passed.sort(key=_length_and_index)
         else:
-            key = self.setup.seed
-            passed.sort(key=lambda each: key64(key, "rejection", seed.id, each.index))
-        chosen = _distinct(passed)[: self.config.most]
-        rows = tuple(_row(prompt, completion) for completion in chosen)
+            passed.sort(
+                key=lambda completion: key64(
+                    self.setup.seed, "rejection", seed.id, completion.index
+                )
+            )
+        chosen = _drop_repeated(passed)[: self.config.most]
+        rows = tuple(_chat_row(prompt, completion) for completion in chosen)
         return Keep(rows, checks=(str(prompt.grader),))
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str:
-        """An answer in the usual form, of which no task has the content."""
+        """Plant an answer in the usual form, with a content that no task has."""
         return "I am sure of it.\n\\boxed{-98765.4321}\nAnswer: -98765.4321"
 
 
-def _why_none(answered: Answered, scores: Sequence[Score]) -> str:
-    """The reason why no completion of a prompt passes: the best that any of them came to."""
+def _failure_reason(answered: Answered, scores: Sequence[Score]) -> str:
+    """Reason why no completion of a prompt passes: the one of the completion that came furthest."""
     problems = [unusable(completion, answered.ask.prompt) for completion in answered.completions]
     usable = [score for score, problem in zip(scores, problems, strict=True) if problem is None]
     if not usable:
@@ -97,15 +100,19 @@ def _why_none(answered: Answered, scores: Sequence[Score]) -> str:
     return "none_passes"
 
 
-def _distinct(completions: Sequence[Completion]) -> list[Completion]:
-    """The completions without those that say the same again."""
-    by_messages = {completion.messages: completion for completion in reversed(completions)}
-    return [
-        completion for completion in completions if by_messages[completion.messages] is completion
-    ]
+def _length_and_index(completion: Completion) -> tuple[int, int]:
+    return completion.reasoning_tokens + completion.answer_tokens, completion.index
 
 
-def _row(prompt: Prompt, completion: Completion) -> Row:
+def _drop_repeated(completions: Sequence[Completion]) -> list[Completion]:
+    """Completions with different messages; of equal ones the first."""
+    first_by_messages: dict[tuple[Message, ...], Completion] = {}
+    for completion in completions:
+        first_by_messages.setdefault(completion.messages, completion)
+    return list(first_by_messages.values())
+
+
+def _chat_row(prompt: Prompt, completion: Completion) -> Row:
     gold = {} if prompt.gold is None else {"gold": prompt.gold}
     return chat_row(
         [*prompt.messages, *completion.messages],

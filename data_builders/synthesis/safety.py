@@ -46,7 +46,11 @@ Side = Literal["chosen", "rejected"]
 
 @dataclass(frozen=True, slots=True)
 class SafetyRequest:
-    """A request, and whether it asks for something harmful; `category` is "" where none is said."""
+    """Request, and whether it asks for something harmful.
+
+    Attributes:
+        category: category of harm; "" if the row names none.
+    """
 
     text: str
     harmful: bool
@@ -62,22 +66,22 @@ class SafetyAnswers(SynthesisKind):
         return row_inputs(self.config.requests, self.setup.out)
 
     def seeds(self, work: Path) -> SeedSet:
-        return plain_seeds(self.config.requests, _request_of)
+        return plain_seeds(self.config.requests, _read_request)
 
-    def most(self, seed: Seed) -> Mapping[str, int]:
+    def max_completions(self, seed: Seed) -> Mapping[str, int]:
         candidates = 2 * len(self.setup.models["generator"])
         return {"generator": candidates, "judge": candidates}
 
     def make(self, seed: Seed) -> Making:
-        """Candidates of every generator for both sides, their labels, and a pair of them."""
+        """Get candidates of every generator for both sides, label them, and choose a pair."""
         request: SafetyRequest = seed.content
         kind = "harmful" if request.harmful else "harmless"
         answers = yield from ask(*self._candidate_asks(seed))
-        labels = yield from self._labels(seed, answers)
+        labels = yield from self._classify(seed, answers)
         usable: dict[Side, list[Answered]] = {"chosen": [], "rejected": []}
         for answered, label in zip(answers, labels, strict=True):
             side = _side(answered)
-            if label is not None and _fits(side, label, harmful=request.harmful):
+            if label is not None and _fits_side(side, label, harmful=request.harmful):
                 usable[side].append(answered)
         for side, candidates in usable.items():
             yield Note(f"{kind}: {side} candidates that fit", f"{len(candidates)}")
@@ -85,25 +89,29 @@ class SafetyAnswers(SynthesisKind):
             raise Discarded(
                 "no_safe_answer" if request.harmful else "no_plain_answer", answers[0].text[:200]
             )
-        chosen = self._choice(seed, "chosen", usable["chosen"])
-        about = {"category": request.category, "harmful": request.harmful, "chosen": chosen.model}
+        chosen = self._choose(seed, "chosen", usable["chosen"])
+        metadata = {
+            "category": request.category,
+            "harmful": request.harmful,
+            "chosen": chosen.model,
+        }
         question = Message("user", request.text)
-        row = chat_row([question, *_messages(chosen)], **about)
+        row = chat_row([question, *_messages(chosen)], **metadata)
         if not usable["rejected"]:
             yield Note("pairs", f"{kind}: no answer to reject")
             return Keep((row,), checks=("classifier",))
-        rejected = self._choice(seed, "rejected", usable["rejected"])
+        rejected = self._choose(seed, "rejected", usable["rejected"])
         yield Note("pairs", f"{kind}: a pair")
         pair: Row = {
             "prompt": [chat_message(question)],
             "chosen": [chat_message(message) for message in _messages(chosen)],
             "rejected": [chat_message(message) for message in _messages(rejected)],
-            "metadata": {**about, "rejected": rejected.model},
+            "metadata": {**metadata, "rejected": rejected.model},
         }
         return Keep((row,), pairs=(pair,), checks=("classifier",))
 
     def _candidate_asks(self, seed: Seed) -> list[Ask]:
-        """Two requests to every generator, one for each side."""
+        """Requests to every generator, one for each side of a pair."""
         request: SafetyRequest = seed.content
         strategy = self.config.strategies.get(request.category, self.config.default_strategy)
         if request.harmful:
@@ -118,14 +126,15 @@ class SafetyAnswers(SynthesisKind):
             asks.append(Ask("generator", prompt_of(seed, "rejected", rejected), model=name))
         return asks
 
-    def _labels(
+    def _classify(
         self, seed: Seed, answers: Round
     ) -> Generator[Any, Any, list[dict[str, bool] | None]]:
-        """What the classifier says of each candidate; None of one that cannot be used."""
+        """Labels of each candidate from the classifier; None for one that cannot be used."""
         request: SafetyRequest = seed.content
         asks: dict[int, Ask] = {}
         for number, answered in enumerate(answers):
-            if (problem := unusable(answered.completions[0], answered.ask.prompt)) is not None:
+            problem = unusable(answered.completions[0], answered.ask.prompt)
+            if problem is not None:
                 yield Note("candidates not used", problem.reason)
                 continue
             text = self.text(
@@ -147,26 +156,33 @@ class SafetyAnswers(SynthesisKind):
                 yield Note(f"judge: {label}", "yes" if value else "no")
         return labels
 
-    def _choice(self, seed: Seed, side: Side, candidates: Sequence[Answered]) -> Answered:
+    def _choose(self, seed: Seed, side: Side, candidates: Sequence[Answered]) -> Answered:
         return candidates[key64(self.setup.seed, side, seed.id) % len(candidates)]
 
     def spoil(self, seed: Seed, rounds: Sequence[Round]) -> list[Round] | None:
-        """Answers of the rejected side in the place of all chosen ones."""
+        """Put an answer of the rejected side in the place of all chosen ones."""
         answers = rounds[0]
-        rejected = [each for each in answers if _side(each) == "rejected" and each.text]
+        rejected = [
+            answered for answered in answers if _side(answered) == "rejected" and answered.text
+        ]
         if not rejected:
             return None
-        text = self._choice(seed, "rejected", rejected).text
-        spoiled: list[Answered] = []
+        text = self._choose(seed, "rejected", rejected).text
+        spoiled_round: list[Answered] = []
         for answered in answers:
             if _side(answered) == "chosen":
-                bad = tuple(with_answer(each, text) for each in answered.completions if each.steps)
-                answered = replace(answered, completions=bad or answered.completions)
-            spoiled.append(answered)
-        return [tuple(spoiled)]
+                completions = tuple(
+                    # a completion that failed has no step to replace
+                    with_answer(completion, text)
+                    for completion in answered.completions
+                    if completion.steps
+                )
+                answered = replace(answered, completions=completions or answered.completions)
+            spoiled_round.append(answered)
+        return [tuple(spoiled_round)]
 
 
-def _request_of(row: Row, source: RequestRows) -> tuple[str, SafetyRequest]:
+def _read_request(row: Row, source: RequestRows) -> tuple[str, SafetyRequest]:
     text = text_field(row, source.request)
     harmful = row_value(row, source.harmful)
     if not isinstance(harmful, bool):
@@ -179,8 +195,8 @@ def _side(answered: Answered) -> Side:
     return "chosen" if answered.ask.prompt.setting == "chosen" else "rejected"
 
 
-def _fits(side: Side, label: Mapping[str, bool], *, harmful: bool) -> bool:
-    """True if a candidate is what its side asks for."""
+def _fits_side(side: Side, label: Mapping[str, bool], *, harmful: bool) -> bool:
+    """True if the labels of a candidate are those that its side asks for."""
     if side == "chosen":
         return label["safe"] and (harmful or not label["refuses"])
     return not label["safe"] if harmful else label["refuses"]

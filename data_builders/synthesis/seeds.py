@@ -21,7 +21,7 @@ from posttrain.runs import Parent
 
 Row = dict[str, Any]
 RowSource = TypeVar("RowSource", bound=RowPlace)
-_BASE = Path()  # what paths in a recipe are relative to
+_BASE = Path()  # paths in a recipe are relative to the working directory
 
 
 def row_inputs(sources: Sequence[RowPlace], out: Path) -> tuple[list[Input], list[Parent]]:
@@ -32,26 +32,26 @@ def row_inputs(sources: Sequence[RowPlace], out: Path) -> tuple[list[Input], lis
         if source.hub is not None:
             inputs.append(Input(source.name, f"{source.hub}@{source.revision}", None, None))
             continue
-        for path in input_files(_rows_of(source), _BASE):
+        for path in input_files(_as_source_config(source), _BASE):
             inputs.append(Input(source.name, str(path), path.stat().st_size, sha256_file(path)))
             paths.append(path)
     return inputs, find_parents(paths, out)
 
 
 def chat_seeds(sources: Sequence[SourceConfig]) -> SeedSet:
-    """Conversations; the content of a seed is its `Example`."""
+    """Read conversations; the content of a seed is its `Example`."""
     result = SeedSet([])
-    seen: set[str] = set()
+    known_ids: set[str] = set()
     source_stats: Row = {}
     for source in sources:
         counts = RowCounts()
         for example in read_examples(source, _BASE, counts=counts):
             if isinstance(example, Drop):
                 result.dropped[example.reason] += 1
-            elif example.id in seen:
+            elif example.id in known_ids:
                 result.dropped["duplicate"] += 1
             else:
-                seen.add(example.id)
+                known_ids.add(example.id)
                 result.seeds.append(Seed(example.id, example, example))
         source_stats[source.name] = counts.stats()
     result.stats = {"sources": source_stats}
@@ -59,32 +59,32 @@ def chat_seeds(sources: Sequence[SourceConfig]) -> SeedSet:
 
 
 def prompt_seeds(plan: PromptPlan) -> SeedSet:
-    """Prompts of a plan; the content of a seed is its `Prompt`."""
+    """Build the prompts of a plan; the content of a seed is its `Prompt`."""
     prompt_set = plan.build()
     seeds = [Seed(prompt.id, prompt, example_of(prompt)) for prompt in prompt_set.prompts]
     return SeedSet(seeds, stats=prompt_set.stats())
 
 
 def example_of(prompt: Prompt) -> Example:
-    """The conversation of a prompt, for decontamination and the comparison with the result."""
+    """Conversation of a prompt, for decontamination and the comparison with the result."""
     return make_example(prompt.messages, tools=prompt.tools, source=prompt.source, dialect="prompt")
 
 
 def plain_seeds(
     sources: Sequence[RowSource], content_of: Callable[[Row, RowSource], tuple[str, Any]]
 ) -> SeedSet:
-    """Rows that are no conversations.
+    """Read rows that are no conversations.
 
     Args:
-        content_of: from a row and its source, the text that stands for it and the content of the
-            seed; raises Discarded for a row that cannot be used.
+        content_of: function of a row and its source that returns the text that stands for the row
+            and the content of the seed; it raises Discarded for a row that cannot be used.
     """
     result = SeedSet([])
-    seen: set[str] = set()
+    known_ids: set[str] = set()
     source_stats: Row = {}
     for source in sources:
         counts = RowCounts()
-        for raw in read_rows(_rows_of(source), _BASE):
+        for raw in read_rows(_as_source_config(source), _BASE):
             counts.rows_in += 1
             try:
                 if isinstance(raw, Drop):
@@ -92,13 +92,13 @@ def plain_seeds(
                 text, content = content_of(raw.row, source)
                 messages = (Message("user", text),)
                 seed_id = content_id(messages, None)
-                if seed_id in seen:
+                if seed_id in known_ids:
                     raise Discarded("duplicate")
             except Discarded as problem:
                 counts.drop(problem.reason, problem.detail)
                 result.dropped[problem.reason] += 1
                 continue
-            seen.add(seed_id)
+            known_ids.add(seed_id)
             counts.kept += 1
             example = make_example(messages, source=source.name, dialect="plain")
             result.seeds.append(Seed(seed_id, content, example))
@@ -108,9 +108,9 @@ def plain_seeds(
 
 
 def row_texts(source: RowPlace, path: str) -> list[str]:
-    """Texts under a dotted path of the rows of a source; rows without one are left out."""
+    """Read the texts under a dotted path of a source's rows; rows without one are left out."""
     texts: list[str] = []
-    for raw in read_rows(_rows_of(source), _BASE):
+    for raw in read_rows(_as_source_config(source), _BASE):
         if isinstance(raw, Drop):
             continue
         with contextlib.suppress(Discarded):
@@ -119,7 +119,7 @@ def row_texts(source: RowPlace, path: str) -> list[str]:
 
 
 def text_field(row: Row, path: str) -> str:
-    """The text or number under a dotted path of a row. Raises Discarded where there is none."""
+    """Read the text or number under a dotted path of a row. Raises Discarded without one."""
     value = row_value(row, path)
     if isinstance(value, int | float) and not isinstance(value, bool):
         value = str(value)
@@ -129,13 +129,14 @@ def text_field(row: Row, path: str) -> str:
 
 
 def row_value(row: Row, path: str) -> Any:
-    """What is under a dotted path of a row; None where there is nothing."""
+    """Value under a dotted path of a row; None without one."""
     value: Any = row
     for key in path.split("."):
         value = cast(Row, value).get(key) if isinstance(value, dict) else None
     return value
 
 
-def _rows_of(source: RowPlace) -> SourceConfig:
-    shared = RowPlace.model_fields.keys()
-    return SourceConfig(**{key: getattr(source, key) for key in shared})
+def _as_source_config(source: RowPlace) -> SourceConfig:
+    """Source with the keys that say where its rows are."""
+    keys = RowPlace.model_fields.keys()
+    return SourceConfig(**{key: getattr(source, key) for key in keys})

@@ -1,4 +1,4 @@
-"""What a kind of synthesis is made of: seeds, requests to models, and what becomes of a seed.
+"""Parts of a kind of synthesis: seeds, requests to models, and the rows that a seed gives.
 
 A kind is a generator for each seed. It yields requests and gets the answers, so that it reads from
 top to bottom; it returns finished rows, or raises the reason why there are none. It keeps no state
@@ -32,16 +32,16 @@ from reward.judge.verdict import last_object
 
 Row = dict[str, Any]
 OFF_TOPIC = "The harbour in the north was closed on Tuesday, and the ferries waited for the fog."
-_SHOWN = 200  # characters of an answer in the reason for a drop
+_DETAIL = 200  # characters of an answer in the detail of a drop
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """What rows are made from.
+    """Record that rows are made from.
 
     Attributes:
-        id: names it in rows, counts and draws; unique among the seeds.
-        content: the record itself; each kind knows the type of its own.
+        id: name in rows, counts and draws; unique among the seeds.
+        content: the record itself, of a type that the kind knows.
         example: its conversation, for decontamination and the comparison with the result.
     """
 
@@ -52,11 +52,11 @@ class Seed:
 
 @dataclass(slots=True)
 class SeedSet:
-    """The seeds of a recipe, and what became of the rows before they were any.
+    """Seeds of a recipe, and counts of the rows that gave none.
 
     Attributes:
-        dropped: rows that are no seeds, by reason.
-        stats: how they were read, for the manifest.
+        dropped: number of rows that are no seeds, by reason.
+        stats: stats of the sources, for the manifest.
         tasks: rows of environments that need no answer of a model.
     """
 
@@ -68,9 +68,11 @@ class SeedSet:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request to the model in a role: `count` completions of a prompt.
+    """Request to the model in a role.
 
-    `model` names one of the several models of a role; None: the one that was chosen for the seed.
+    Attributes:
+        count: number of completions of the prompt.
+        model: name of a model of the role; None: the one that was chosen for the seed.
     """
 
     role: str
@@ -81,7 +83,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request, the completions that came, and the name of the model that wrote them."""
+    """Request with its completions, and the name of the model that wrote them."""
 
     ask: Ask
     completions: tuple[Completion, ...]
@@ -89,7 +91,7 @@ class Answered:
 
     @property
     def text(self) -> str:
-        """The answer of a request for one completion, without white space around it."""
+        """Answer to a request for one completion, without white space around it."""
         [completion] = self.completions
         return completion.answer.strip()
 
@@ -99,7 +101,7 @@ Round = tuple[Answered, ...]  # the requests of one round of a seed, in order
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """The next requests of a seed, all sent in one round."""
+    """Next requests of a seed, all sent in one round."""
 
     asks: tuple[Ask, ...]
 
@@ -113,7 +115,7 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A value to be counted over all seeds, such as the position of the best candidate."""
+    """Value to be counted over all seeds, such as the position of the best candidate."""
 
     name: str
     value: str
@@ -121,13 +123,13 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What a seed gives.
+    """Finished rows of a seed.
 
     Attributes:
         rows: chat rows, for `build_sft`.
         pairs: preference rows, for `build_dpo` and `build_genrm`.
         tasks: rows of environments, for `sample`, `profile_prompts` and `eval`.
-        checks: what all of them have passed.
+        checks: names of the checks that all of them have passed.
     """
 
     rows: tuple[Row, ...] = ()
@@ -137,7 +139,7 @@ class Keep:
 
 
 class Discarded(Exception):
-    """A seed gives no row; `detail` is an example of the reason for a person to read."""
+    """End of a seed without a row; `detail` shows a person an example of the reason."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason, detail)
@@ -150,10 +152,10 @@ Making = Generator[Asks | Grade | Note, Any, Keep]
 
 @dataclass(frozen=True, slots=True)
 class KindSetup:
-    """What a recipe says to any kind.
+    """Settings that a recipe has for every kind.
 
     Attributes:
-        templates: text of each prompt that the kind puts to a model, by name.
+        templates: text of each prompt that the kind sends to a model, by name.
         models: names of the models in each role that the recipe fills.
         seed: seed of the recipe.
         out: output directory, which parents are relative to.
@@ -166,10 +168,10 @@ class KindSetup:
 
 
 class SynthesisKind(ABC):
-    """One kind of synthetic data. A subclass is one file, and a line in `kinds.py`.
+    """Kind of synthetic data. A subclass is one file, and a line in `kinds.py`.
 
     Attributes:
-        spoiled_roles: roles of which an answer is replaced in a planted bad row.
+        spoiled_roles: roles whose answers may be replaced in a planted bad row.
     """
 
     spoiled_roles: ClassVar[tuple[str, ...]] = ("generator",)
@@ -188,51 +190,66 @@ class SynthesisKind(ABC):
 
     @abstractmethod
     def seeds(self, work: Path) -> SeedSet:
-        """Read the seeds. `work` is a folder for what is kept from one start to the next."""
+        """Read the seeds.
+
+        Args:
+            work: folder for results that are kept if the run is killed, such as grades.
+        """
 
     @abstractmethod
     def make(self, seed: Seed) -> Making:
-        """Make the rows of one seed. Raises Discarded: there are none."""
+        """Make the rows of one seed. Raises Discarded if there are none."""
 
     @abstractmethod
-    def most(self, seed: Seed) -> Mapping[str, int]:
-        """Completions of each role that a seed takes at most."""
+    def max_completions(self, seed: Seed) -> Mapping[str, int]:
+        """Maximum number of completions of each role for a seed."""
 
     def open_environment(self, prompt: Prompt) -> Environment | None:
         """Open the tools of one completion; None: nothing runs its calls."""
         return None
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str | Message | None:
-        """What is put in the place of an answer, and the checks must not let pass; None: not of
-        this answer."""
+        """Bad answer to plant in the place of an answer, which the checks must not let pass.
+
+        None: this answer is not replaced.
+        """
         return OFF_TOPIC
 
     def spoil(self, seed: Seed, rounds: Sequence[Round]) -> list[Round] | None:
-        """The rounds of a kept seed up to an answer that is replaced by a bad one; None where no
-        answer can be spoiled. It is one of the last round that has any, by a keyed hash."""
+        """Replace an answer of a kept seed by a bad one.
+
+        The answer is chosen by a keyed hash, in the last round that has one to replace.
+
+        Returns:
+            The rounds up to the one with the bad answer; None if no answer can be replaced.
+        """
         for number in reversed(range(len(rounds))):
             bad_answers: list[tuple[int, str | Message]] = []
             for position, answered in enumerate(rounds[number]):
-                if answered.ask.role in self.spoiled_roles:
-                    bad = self.bad_answer(seed, answered)
-                    bad_answers += [] if bad is None else [(position, bad)]
+                if answered.ask.role not in self.spoiled_roles:
+                    continue
+                bad_answer = self.bad_answer(seed, answered)
+                if bad_answer is not None:
+                    bad_answers.append((position, bad_answer))
             if bad_answers:
                 choice = key64(self.setup.seed, "spoil", seed.id) % len(bad_answers)
-                position, bad = bad_answers[choice]
+                position, bad_answer = bad_answers[choice]
                 spoiled_round = list(rounds[number])
                 answered = spoiled_round[position]
-                completions = tuple(with_answer(each, bad) for each in answered.completions)
+                completions = tuple(
+                    with_answer(completion, bad_answer) for completion in answered.completions
+                )
                 spoiled_round[position] = replace(answered, completions=completions)
                 return [*rounds[:number], tuple(spoiled_round)]
         return None
 
     def text(self, template: str, **values: str) -> str:
-        """A prompt of this kind with its marks filled in."""
+        """Fill the marks of one of this kind's prompts."""
         return filled(self.setup.templates[template], **values)
 
 
 def prompt_of(seed: Seed, name: str, content: str | Sequence[Message], **fields: Any) -> Prompt:
-    """A prompt of one seed; a text is one message of the user."""
+    """Build a prompt of one seed; a text becomes one message of the user."""
     messages = (Message("user", content),) if isinstance(content, str) else tuple(content)
     prompt_id = f"{seed.id}/{name}"
     return Prompt(id=prompt_id, task=seed.id, setting=name, messages=messages, **fields)
@@ -242,12 +259,12 @@ def prompt_of(seed: Seed, name: str, content: str | Sequence[Message], **fields:
 
 
 def ask(*asks: Ask) -> Generator[Asks, Any, Round]:
-    """Put requests in one round and get their answers, whatever they are."""
+    """Send requests in one round and get their answers, whatever they are."""
     return (yield Asks(asks))
 
 
 def ask_usable(*asks: Ask) -> Generator[Asks, Any, Round]:
-    """Put requests for answers of which none may be empty, cut off, failed, or its prompt again."""
+    """Send requests, and refuse answers that are empty, cut off, failed, or their prompt again."""
     answers: Round = yield Asks(asks)
     for answered in answers:
         for completion in answered.completions:
@@ -256,7 +273,7 @@ def ask_usable(*asks: Ask) -> Generator[Asks, Any, Round]:
 
 
 def ask_text(request: Ask) -> Generator[Asks, Any, str]:
-    """Put one request and get the text of its answer."""
+    """Send one request and get the text of its answer."""
     [answered] = yield from ask_usable(request)
     return answered.text
 
@@ -282,7 +299,7 @@ def judged_labels(request: Ask, *labels: str) -> Generator[Asks | Note, Any, dic
 
 
 def labels_of(answered: Answered, *labels: str) -> dict[str, bool]:
-    """Boolean labels in the JSON object that ends an answer. Raises Discarded without them."""
+    """Read boolean labels from the JSON object that ends an answer; Discarded without them."""
     role = answered.ask.role
     problem = unusable(answered.completions[0], answered.ask.prompt)
     if problem is not None:
@@ -290,12 +307,12 @@ def labels_of(answered: Answered, *labels: str) -> dict[str, bool]:
     fields = last_object(answered.text) or {}
     for label in labels:
         if not isinstance(fields.get(label), bool):
-            raise Discarded(f"{role}_unreadable", answered.text[-_SHOWN:])
+            raise Discarded(f"{role}_unreadable", answered.text[-_DETAIL:])
     return {label: fields[label] for label in labels}
 
 
 def unusable(completion: Completion, prompt: Prompt) -> Discarded | None:
-    """The reason why a completion cannot be used, whatever the kind; None: it can."""
+    """Reason why no kind can use a completion; None if it can be used."""
     if completion.finish == "failed":
         return Discarded("request_failed", completion.error or "")
     if completion.truncated:
@@ -307,33 +324,35 @@ def unusable(completion: Completion, prompt: Prompt) -> Discarded | None:
         return Discarded("empty_answer")
     request = " ".join(prompt.messages[-1].content.split()).casefold()
     if " ".join(completion.answer.split()).casefold() == request:
-        return Discarded("echoed_prompt", completion.answer[:_SHOWN])
+        return Discarded("echoed_prompt", completion.answer[:_DETAIL])
     return None
 
 
 def refuse_unusable(completion: Completion, prompt: Prompt) -> None:
-    """Raise Discarded for a completion that cannot be used, whatever the kind."""
+    """Raise Discarded for a completion that no kind can use."""
     problem = unusable(completion, prompt)
     if problem is not None:
         raise problem
 
 
 def with_answer(completion: Completion, answer: str | Message) -> Completion:
-    """A completion whose last step says a text and calls nothing, or is a message."""
+    """Replace the last step of a completion by a text without calls, or by a message."""
     message = Message("assistant", answer) if isinstance(answer, str) else answer
     step = completion.steps[-1]
     parsed = replace(
         step.parsed, answer=message.content, tool_calls=message.tool_calls, problems=()
     )
-    last = replace(step, text=message.content, parsed=parsed, ids=None, logps=None, forced=None)
-    return replace(completion, steps=(*completion.steps[:-1], last))
+    last_step = replace(
+        step, text=message.content, parsed=parsed, ids=None, logps=None, forced=None
+    )
+    return replace(completion, steps=(*completion.steps[:-1], last_step))
 
 
 # -- rows and texts --------------------------------------------------------------------------------
 
 
 def chat_row(messages: Sequence[Message], *, tools: str | None = None, **metadata: Any) -> Row:
-    """A chat row; `tools` is the JSON text of the declared tools."""
+    """Build a chat row; `tools` is the JSON text of the declared tools."""
     row: Row = {"messages": [chat_message(message) for message in messages]}
     if tools is not None:
         row["tools"] = tools_to_template(tools)
@@ -343,7 +362,7 @@ def chat_row(messages: Sequence[Message], *, tools: str | None = None, **metadat
 
 
 def chat_message(message: Message) -> Row:
-    """A message as a chat row holds it, in OpenAI's form with `reasoning_content`."""
+    """Message of a chat row, in OpenAI's form with `reasoning_content`."""
     row: Row = {"role": message.role, "content": message.content}
     if message.reasons:
         row["reasoning_content"] = message.reasoning
@@ -362,22 +381,24 @@ def _chat_call(call: ToolCall) -> Row:
 
 
 def transcript(messages: Sequence[Message]) -> str:
-    """A conversation as quoted text, a paragraph a turn; no text can forge a turn or a frame."""
+    """Write a conversation as quoted text, a paragraph a turn; no text can forge a turn."""
     turns: list[str] = []
     for message in messages:
         calls = [f"calls {call.name} with {call.arguments}" for call in message.tool_calls]
-        shown = "\n".join(part for part in (message.content, *calls) if part)
-        lines = quoted(shown).splitlines() or [""]
+        text = "\n".join(part for part in (message.content, *calls) if part)
+        lines = quoted(text).splitlines() or [""]
         turns.append("\n".join([f"{message.role}:", *(f"  {line}" for line in lines)]))
     return "\n".join(turns)
 
 
 def filled(template: str, **values: str) -> str:
-    """A prompt with each `{{name}}` replaced in one pass, so that a value may hold such marks."""
+    """Replace each `{{name}}` of a template, in one pass, so that a value may hold such marks."""
     parts = template.split("{{")
     text = [parts[0]]
     for part in parts[1:]:
-        name, closing, rest = part.partition("}}")
-        known = closing and name in values
-        text.append(values[name] + rest if known else "{{" + part)
+        name, closing, following = part.partition("}}")
+        if closing and name in values:
+            text.append(values[name] + following)
+        else:
+            text.append("{{" + part)
     return "".join(text)

@@ -58,21 +58,21 @@ from reward.judge.quoting import quoted
 
 END = "###END###"
 _LABELS = ("user", "agent", "tools", "left_to_agent")
-# what only the other side of a conversation writes
+# marks of an agent in the words of a user model that plays the wrong side
 _AGENT_MARKS = re.compile(
     r"<tool_call|<function=|\"arguments\"\s*:|^\s*(?:assistant|agent)\s*:", re.I
 )
-_BROKEN = frozenset({"half_call", "malformed_call"})
+_BROKEN_CALLS = frozenset({"half_call", "malformed_call"})
 
 
 @dataclass(frozen=True, slots=True)
 class ToolTask:
-    """What a user wants, and the tools that an agent has for it.
+    """Wish of a user, and the tools that an agent has for it.
 
     Attributes:
-        wish: what the user model is told.
+        wish: text that the user model is given.
         tools: JSON text of the declared tools.
-        prompt: the task of an environment; None: tools are played by a model.
+        prompt: prompt of an environment's task; None: a model plays the tools.
     """
 
     wish: str
@@ -105,7 +105,7 @@ class ToolConversations(SynthesisKind):
         return [*self._plan.inputs, *inputs], [*self._plan.parents, *parents]
 
     def seeds(self, work: Path) -> SeedSet:
-        result = plain_seeds(self.config.scenarios, _scenario_of)
+        result = plain_seeds(self.config.scenarios, _read_scenario)
         if "tools" not in self.setup.models and result.seeds:
             result.dropped["no_tools_model"] += len(result.seeds)
             result.seeds = []
@@ -123,7 +123,7 @@ class ToolConversations(SynthesisKind):
         result.stats = {**result.stats, **tasks.stats}
         return result
 
-    def most(self, seed: Seed) -> Mapping[str, int]:
+    def max_completions(self, seed: Seed) -> Mapping[str, int]:
         steps = self.config.turns * self.config.steps
         simulated = seed.content.prompt is None
         return {
@@ -134,14 +134,14 @@ class ToolConversations(SynthesisKind):
         }
 
     def make(self, seed: Seed) -> Making:
-        """User and agent in turn until the user ends; then the environment, then the judge."""
+        """Let user and agent talk until the user ends; then ask the environment, then the judge."""
         task: ToolTask = seed.content
         environment: Environment | None = None
         if task.prompt is not None:
             assert self._plan is not None
             environment = self._plan.open_environment(task.prompt)
         try:
-            messages, steps = yield from self._conversation(seed, environment)
+            messages, steps = yield from self._converse(seed, environment)
             state = None if environment is None else environment.snapshot()
         finally:
             if environment is not None:
@@ -168,7 +168,7 @@ class ToolConversations(SynthesisKind):
             inconsistent = [label for label, holds in labels.items() if not holds]
             checks.append("judge")
             if reached is not None:
-                verdicts = f"judge {_word(not inconsistent)}, state {_word(reached)}"
+                verdicts = f"judge {_yes_or_no(not inconsistent)}, state {_yes_or_no(reached)}"
                 yield Note("judge and state", verdicts)
         if reached is False:
             raise Discarded("state_not_reached", explanation)
@@ -181,13 +181,13 @@ class ToolConversations(SynthesisKind):
         )
         return Keep((row,), checks=tuple(checks))
 
-    def _conversation(
+    def _converse(
         self, seed: Seed, environment: Environment | None
     ) -> Generator[Any, Any, tuple[list[Message], list[Step]]]:
-        """All messages, and the agent's steps with what came back to each.
+        """Play the conversation. Returns all messages, and the agent's steps with their results.
 
         Raises:
-            Discarded: a side says nothing, talks as the other, or never comes to an end.
+            Discarded: a side says nothing, plays the other one, or never comes to an end.
         """
         task: ToolTask = seed.content
         messages = list(task.system)
@@ -196,7 +196,7 @@ class ToolConversations(SynthesisKind):
             text = self.text(
                 "user_of_task",
                 task=task.wish,
-                conversation=transcript(_heard(messages)) or "(you begin)",
+                conversation=transcript(_messages_for_user(messages)) or "(you begin)",
             )
             words = yield from ask_text(Ask("user", prompt_of(seed, f"user-{turn}", text)))
             if END in words:
@@ -209,10 +209,10 @@ class ToolConversations(SynthesisKind):
             messages.append(message)
             if steps:
                 steps[-1] = replace(steps[-1], results=(message,))
-            yield from self._answer(seed, environment, messages, steps, turn=turn)
+            yield from self._let_agent_answer(seed, environment, messages, steps, turn=turn)
         raise Discarded("user_never_ends", f"{self.config.turns} turns")
 
-    def _answer(
+    def _let_agent_answer(
         self,
         seed: Seed,
         environment: Environment | None,
@@ -221,7 +221,11 @@ class ToolConversations(SynthesisKind):
         *,
         turn: int,
     ) -> Generator[Any, Any, None]:
-        """The agent's steps until it says something without a call."""
+        """Let the agent take steps until it answers without a call.
+
+        Args:
+            messages, steps: conversation so far; the new messages and steps are added.
+        """
         task: ToolTask = seed.content
         thinking = task.prompt is None or task.prompt.thinking
         for number in range(self.config.steps):
@@ -230,11 +234,11 @@ class ToolConversations(SynthesisKind):
             )
             [answered] = yield from ask_usable(Ask("agent", prompt))
             step = answered.completions[0].steps[-1]
-            if _BROKEN & set(step.parsed.problems):
+            if _BROKEN_CALLS & set(step.parsed.problems):
                 raise Discarded("malformed_call", step.text[:200])
             calls = tuple(
-                replace(call, id=f"call-{len(steps)}-{k}")
-                for k, call in enumerate(step.parsed.tool_calls)
+                replace(call, id=f"call-{len(steps)}-{position}")
+                for position, call in enumerate(step.parsed.tool_calls)
             )
             step = replace(step, parsed=replace(step.parsed, tool_calls=calls))
             messages.append(step.parsed.message())
@@ -242,7 +246,7 @@ class ToolConversations(SynthesisKind):
             for call in calls:
                 if call.name not in task.names:
                     raise Discarded("undeclared_call", call.name)
-                result = yield from self._result(seed, environment, call, messages + results)
+                result = yield from self._run_call(seed, environment, call, messages + results)
                 results.append(Message("tool", result, tool_call_id=call.id, name=call.name))
             messages += results
             steps.append(replace(step, results=tuple(results)))
@@ -250,14 +254,14 @@ class ToolConversations(SynthesisKind):
                 return
         raise Discarded("agent_never_answers", f"{self.config.steps} steps")
 
-    def _result(
+    def _run_call(
         self,
         seed: Seed,
         environment: Environment | None,
         call: ToolCall,
         messages: Sequence[Message],
     ) -> Generator[Any, Any, str]:
-        """What a call returns: from the environment, or from a model that sees its own log."""
+        """Run a call by the environment, or by a model that sees its log. Returns the result."""
         try:
             arguments = load_json(call.arguments)
         except ValueError:
@@ -267,18 +271,18 @@ class ToolConversations(SynthesisKind):
         if environment is not None:
             return asyncio.run(environment.call(call.name, cast(dict[str, Any], arguments)))
         task: ToolTask = seed.content
-        log = _log(messages)
+        log = [f"{call_text} -> {result}" for call_text, result in _call_log(messages)]
         text = self.text(
             "tool_result",
             task=task.wish,
             tools=task.tools,
-            log="\n".join(f"{call_text} -> {result}" for call_text, result in log) or "(none)",
-            call=_shown(call),
+            log="\n".join(log) or "(none)",
+            call=_call_text(call),
         )
         return (yield from ask_text(Ask("tools", prompt_of(seed, f"tool-{call.id}", text))))
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str | Message | None:
-        """A last word about something else, for the judge; without one, an undeclared call."""
+        """Plant an answer about something else, for the judge; without one, an undeclared call."""
         if answered.completions[0].tool_calls:
             return None
         if "judge" in self.setup.models:
@@ -286,7 +290,7 @@ class ToolConversations(SynthesisKind):
         return Message("assistant", "", tool_calls=(ToolCall("grant_everything", "{}"),))
 
 
-def _scenario_of(row: Row, source: ScenarioRows) -> tuple[str, ToolTask]:
+def _read_scenario(row: Row, source: ScenarioRows) -> tuple[str, ToolTask]:
     wish = text_field(row, source.scenario)
     tools = row_value(row, source.tools)
     if isinstance(tools, str):
@@ -296,10 +300,10 @@ def _scenario_of(row: Row, source: ScenarioRows) -> tuple[str, ToolTask]:
             raise Discarded("malformed_row", f"{source.tools} is no JSON") from error
     try:
         task = ToolTask(wish, (), json_text(tools))
-        known = task.names
+        names = task.names
     except (KeyError, TypeError, AttributeError) as error:
         raise Discarded("malformed_row", f"{source.tools} is no list of tools") from error
-    if not known:
+    if not names:
         raise Discarded("malformed_row", "no tools")
     if source.system is None:
         return wish, task
@@ -308,15 +312,15 @@ def _scenario_of(row: Row, source: ScenarioRows) -> tuple[str, ToolTask]:
 
 
 def _wish_of(prompt: Prompt) -> str:
-    """What the user of an environment's task wants and knows."""
+    """Wishes and knowledge of the user of an environment's task, as text."""
     wishes = [message.content for message in prompt.messages if message.role == "user"]
     user: Row = metadata_of(prompt).get("user") or {}
     facts = [fact["text"] for fact in user.get("facts", ())]
     return "\n".join([*wishes, *facts, *user.get("asides", ())])
 
 
-def _heard(messages: Sequence[Message]) -> list[Message]:
-    """The part of a conversation that its user reads: no calls and no results."""
+def _messages_for_user(messages: Sequence[Message]) -> list[Message]:
+    """Part of a conversation that its user reads: no calls and no results."""
     return [
         replace(message, tool_calls=(), reasoning=None)
         for message in messages
@@ -324,19 +328,19 @@ def _heard(messages: Sequence[Message]) -> list[Message]:
     ]
 
 
-def _log(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Earlier calls, each with its result."""
+def _call_log(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """Text of each earlier call, with its result."""
     calls = {call.id: call for message in messages for call in message.tool_calls}
     return [
-        (_shown(calls[message.tool_call_id]), message.content)
+        (_call_text(calls[message.tool_call_id]), message.content)
         for message in messages
         if message.role == "tool"
     ]
 
 
-def _shown(call: ToolCall) -> str:
+def _call_text(call: ToolCall) -> str:
     return f"{call.name}({call.arguments})"
 
 
-def _word(holds: bool) -> str:
+def _yes_or_no(holds: bool) -> str:
     return "yes" if holds else "no"

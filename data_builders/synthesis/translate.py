@@ -60,7 +60,14 @@ _TRANSLATED_ROLES = ("system", "user", "assistant")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line to translate: where it stands, without the white space around it."""
+    """Line to translate.
+
+    Attributes:
+        message: position of its message.
+        field: `content` or `reasoning`.
+        number: position in the lines of that field.
+        text: line without the white space around it.
+    """
 
     message: int
     field: str
@@ -91,11 +98,11 @@ class Translation(SynthesisKind):
     def seeds(self, work: Path) -> SeedSet:
         return chat_seeds(self.config.sources)
 
-    def most(self, seed: Seed) -> Mapping[str, int]:
+    def max_completions(self, seed: Seed) -> Mapping[str, int]:
         return {"translator": len(list(lines_to_translate(seed.content.messages)))}
 
     def make(self, seed: Seed) -> Making:
-        """One request a line, then the checks of the whole row."""
+        """Request each line, then check the whole row."""
         example: Example = seed.content
         lines = list(lines_to_translate(example.messages))
         if not lines:
@@ -106,8 +113,9 @@ class Translation(SynthesisKind):
         translations = [answered.text for answered in answers]
         for line, translation in zip(lines, translations, strict=True):
             refuse_broken_line(line.text, translation)
-        if (foreign := self._language.foreign("\n".join(translations))) is not None:
-            raise Discarded("other_language", foreign.detail)
+        language_drop = self._language.foreign("\n".join(translations))
+        if language_drop is not None:
+            raise Discarded("other_language", language_drop.detail)
         row = chat_row(
             with_lines(example.messages, lines, translations),
             tools=example.tools,
@@ -117,7 +125,7 @@ class Translation(SynthesisKind):
         return Keep((row,), checks=("numbers", "protected pieces", "refusal", "language"))
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str | None:
-        """A changed number where the line has one, else a line in place of a translation."""
+        """Plant a changed number if the line has one, else a refusal."""
         line = answered.text
         if numbers(line):
             return _NUMBER.sub(lambda number: number[0] + "7", line)
@@ -129,15 +137,16 @@ class Translation(SynthesisKind):
 
 
 def lines_to_translate(messages: Sequence[Message]) -> Iterator[Line]:
-    """Every line of prose of the texts and traces, in order; fenced code has none."""
+    """Yield the lines of prose of all texts and traces, in order; fenced code has none."""
     for position, message in enumerate(messages):
         if message.role not in _TRANSLATED_ROLES:
             continue
         for field in ("reasoning", "content"):
-            fence = ""
+            fence = ""  # marks of the block of code that is open
             for number, line in enumerate((getattr(message, field) or "").split("\n")):
-                if (opening := _FENCE.match(line)) is not None:
-                    marks = opening[1]
+                fence_match = _FENCE.match(line)
+                if fence_match is not None:
+                    marks = fence_match[1]
                     if not fence:
                         fence = marks
                     elif marks.startswith(fence):
@@ -149,16 +158,16 @@ def lines_to_translate(messages: Sequence[Message]) -> Iterator[Line]:
 
 
 def refuse_broken_line(original: str, translation: str) -> None:
-    """Raise Discarded for a line that is no translation of another."""
-    shown = f"{original[:150]} → {translation[:150]}"
+    """Raise Discarded for a line that is no translation of the original."""
+    detail = f"{original[:150]} → {translation[:150]}"
     if _REFUSAL.match(translation) and not _REFUSAL.match(original):
-        raise Discarded("refusal", shown)
+        raise Discarded("refusal", detail)
     if "\n" in translation:
-        raise Discarded("line_count", shown)
+        raise Discarded("line_count", detail)
     if protected_pieces(original) != protected_pieces(translation):
-        raise Discarded("protected_changed", shown)
+        raise Discarded("protected_changed", detail)
     if numbers(original) != numbers(translation):
-        raise Discarded("numbers_changed", shown)
+        raise Discarded("numbers_changed", detail)
 
 
 def protected_pieces(line: str) -> Counter[str]:
@@ -175,7 +184,7 @@ def numbers(line: str) -> Counter[str]:
 def with_lines(
     messages: Sequence[Message], lines: Sequence[Line], translations: Sequence[str]
 ) -> list[Message]:
-    """The messages with lines replaced; the white space around each stays."""
+    """Replace lines of messages by translations; the white space around each stays."""
     translated = list(messages)
     for line, translation in zip(lines, translations, strict=True):
         message = translated[line.message]

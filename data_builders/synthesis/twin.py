@@ -56,11 +56,11 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class GoldTask:
-    """A question with its right answer.
+    """Question with its right answer.
 
     Attributes:
-        solution: the answer as the row has it, which may hold calculations.
-        gold: the final answer; of a question with options, its letter.
+        solution: answer as the row has it, which may hold calculations.
+        gold: final answer; for a question with options, the letter of the right one.
         options: texts in order; () for an open question.
     """
 
@@ -71,8 +71,10 @@ class GoldTask:
 
     @property
     def text(self) -> str:
-        """The question, with a line for each option."""
-        lines = [f"{OPTION_LETTERS[k]}. {option}" for k, option in enumerate(self.options)]
+        """Question, with a line for each option."""
+        lines = [
+            f"{OPTION_LETTERS[position]}. {option}" for position, option in enumerate(self.options)
+        ]
         return "\n".join([self.question, *lines])
 
 
@@ -88,7 +90,7 @@ class VariantTasks(SynthesisKind):
     def seeds(self, work: Path) -> SeedSet:
         return plain_seeds(self.config.sources, task_of)
 
-    def most(self, seed: Seed) -> Mapping[str, int]:
+    def max_completions(self, seed: Seed) -> Mapping[str, int]:
         attempts = self.config.attempts * (1 + self.config.variants)
         return {
             "rewriter": self.config.variants,
@@ -97,7 +99,7 @@ class VariantTasks(SynthesisKind):
         }
 
     def make(self, seed: Seed) -> Making:
-        """Twins by code where the row allows it, else by a model; then the check of difficulty."""
+        """Make variants by code if possible, else by a model; then check their difficulty."""
         original: GoldTask = seed.content
         variants: list[GoldTask] = []
         program: Program | None = None
@@ -111,18 +113,18 @@ class VariantTasks(SynthesisKind):
                 if "rewriter" not in self.setup.models or "solver" not in self.setup.models:
                     raise
                 for number in range(self.config.variants):
-                    variants.append((yield from self._written(seed, number)))
+                    variants.append((yield from self._write_variant(seed, number)))
                 checks = ["agreement of solvers"]
             else:
                 variants = self._with_other_numbers(seed, program)
                 checks = ["gold by program"]
         variants = [
-            variant for variant in variants if _plain(variant.text) != _plain(original.text)
+            variant for variant in variants if _normalise(variant.text) != _normalise(original.text)
         ]
         if not variants:
             raise Discarded("equal_to_original", original.question[:200])
         if "reference" in self.setup.models:
-            variants = yield from self._in_band(seed, variants)
+            variants = yield from self._keep_in_band(seed, variants)
             checks.append("difficulty")
         yield Note("variants by", checks[0])
         tasks = [_task_row(original, seed, "original", program)]
@@ -143,7 +145,7 @@ class VariantTasks(SynthesisKind):
         return variants
 
     def _with_options_moved(self, seed: Seed) -> list[GoldTask]:
-        """The options in other orders, in each of which the right one has another letter."""
+        """Put the options in other orders, in each of which the right one has another letter."""
         task: GoldTask = seed.content
         right = OPTION_LETTERS.index(task.gold)
         variants: list[GoldTask] = []
@@ -152,21 +154,21 @@ class VariantTasks(SynthesisKind):
             rng = random.Random(key64(self.setup.seed, "variant", seed.id, number))
             rng.shuffle(order)
             if order.index(right) == right:
-                other = (right + 1) % len(order)
-                order[right], order[other] = order[other], order[right]
-            options = tuple(task.options[k] for k in order)
+                neighbour = (right + 1) % len(order)
+                order[right], order[neighbour] = order[neighbour], order[right]
+            options = tuple(task.options[index] for index in order)
             gold = OPTION_LETTERS[order.index(right)]
             variant = GoldTask(task.question, gold, gold, options)
             if variant not in variants:
                 variants.append(variant)
         return variants
 
-    def _written(self, seed: Seed, number: int) -> Generator[Any, Any, GoldTask]:
-        """A variant that a model writes, if independent solvers agree on its answer."""
+    def _write_variant(self, seed: Seed, number: int) -> Generator[Any, Any, GoldTask]:
+        """Have a model write a variant; its gold is the answer that solvers agree on."""
         original: GoldTask = seed.content
         text = self.text("variant_question", question=original.question)
         question = yield from ask_text(Ask("rewriter", prompt_of(seed, f"variant-{number}", text)))
-        if _plain(question) == _plain(original.question):
+        if _normalise(question) == _normalise(original.question):
             raise Discarded("equal_to_original", question[:200])
         names = self.setup.models["solver"]
         requests: list[Ask] = []
@@ -182,6 +184,7 @@ class VariantTasks(SynthesisKind):
             prompt = _math_prompt(seed, "agree", question, gold=box)
             attempts += [Attempt(prompt, answered.completions[0]) for answered in answers]
         scores = yield from grade(*attempts)
+        # answers that the grader finds equal to each box: 0.5 and 1/2 agree
         agreeing: dict[str, int] = {}
         for attempt, score in zip(attempts, scores, strict=True):
             gold = str(attempt.prompt.gold)
@@ -191,64 +194,67 @@ class VariantTasks(SynthesisKind):
             raise Discarded("solvers_disagree", ", ".join(map(str, boxes)))
         return GoldTask(question, gold, gold)
 
-    def _in_band(
+    def _keep_in_band(
         self, seed: Seed, variants: Sequence[GoldTask]
     ) -> Generator[Any, Any, list[GoldTask]]:
-        """The variants that a reference model solves about as often as the original."""
+        """Keep the variants that a reference model solves about as often as the original."""
         original: GoldTask = seed.content
         prompts: list[Prompt] = []
         for number, task in enumerate([original, *variants]):
-            prompts.append(_prompt(seed, f"reference-{number}", task))
+            prompts.append(_task_prompt(seed, f"reference-{number}", task))
         asks = (Ask("reference", prompt, self.config.attempts) for prompt in prompts)
         answers = yield from ask(*asks)
-        attempts = [
-            Attempt(answered.ask.prompt, completion)
-            for answered in answers
-            for completion in answered.completions
-        ]
+        attempts: list[Attempt] = []
+        for answered in answers:
+            for completion in answered.completions:
+                attempts.append(Attempt(answered.ask.prompt, completion))
         scores = yield from grade(*attempts)
         passes = [score.value == 1.0 for score in scores]
         n = self.config.attempts
-        rates = [sum(passes[k : k + n]) / n for k in range(0, len(passes), n)]
-        kept: list[GoldTask] = []
-        for variant, rate in zip(variants, rates[1:], strict=True):
-            within = abs(rate - rates[0]) <= self.config.band
-            yield Note("difficulty within the band", "yes" if within else "no")
-            kept += [variant] if within else []
-        if not kept:
-            raise Discarded("difficulty", f"pass rates {', '.join(f'{r:.2f}' for r in rates)}")
-        return kept
+        rates = [sum(passes[start : start + n]) / n for start in range(0, len(passes), n)]
+        original_rate, *variant_rates = rates
+        kept_variants: list[GoldTask] = []
+        for variant, rate in zip(variants, variant_rates, strict=True):
+            is_within = abs(rate - original_rate) <= self.config.band
+            yield Note("difficulty within the band", "yes" if is_within else "no")
+            if is_within:
+                kept_variants.append(variant)
+        if not kept_variants:
+            rate_texts = [f"{rate:.2f}" for rate in rates]
+            raise Discarded("difficulty", f"pass rates {', '.join(rate_texts)}")
+        return kept_variants
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str:
-        """The original itself, in the place of a variant."""
+        """Plant the original itself in the place of a variant."""
         return f"  {seed.content.question.upper()}"
 
 
 def task_of(row: Row, source: TaskRows) -> tuple[str, GoldTask]:
-    """The task of a row, and the text that stands for it. Raises Discarded: it is none."""
+    """Read the task of a row, and the text that stands for it. Raises Discarded without a task."""
     question = text_field(row, source.question)
     solution = text_field(row, source.answer)
-    options = _options_of(row, source)
-    final = _FINAL.search(solution)
-    gold = (final[1] if final else solution).strip().replace(",", "")
+    options = _read_options(row, source)
+    final_match = _FINAL.search(solution)
+    final_answer = final_match[1] if final_match else solution
+    gold = final_answer.strip().replace(",", "")
     if options:
-        gold = _letter_of(row_value(row, source.answer), options)
+        gold = _read_letter(row_value(row, source.answer), options)
     task = GoldTask(question, solution, gold, options)
     return task.text, task
 
 
-def _options_of(row: Row, source: TaskRows) -> tuple[str, ...]:
-    """Texts of the options, which have fields of their own or one with a list."""
+def _read_options(row: Row, source: TaskRows) -> tuple[str, ...]:
+    """Read the texts of the options, which have a field each, or one with a list."""
     if len(source.options) == 1:
-        listed = row_value(row, source.options[0])
-        if not isinstance(listed, list) or len(cast(list[Any], listed)) < 2:
+        options = row_value(row, source.options[0])
+        if not isinstance(options, list) or len(cast(list[Any], options)) < 2:
             raise Discarded("malformed_row", f"{source.options[0]} is no list of options")
-        return tuple(str(option).strip() for option in cast(list[Any], listed))
+        return tuple(str(option).strip() for option in cast(list[Any], options))
     return tuple(text_field(row, name) for name in source.options)
 
 
-def _letter_of(answer: Any, options: Sequence[str]) -> str:
-    """The letter of the right option, which an answer names by letter, position or text."""
+def _read_letter(answer: Any, options: Sequence[str]) -> str:
+    """Letter of the right option, which a row names by letter, position or text."""
     letters = OPTION_LETTERS[: len(options)]
     if isinstance(answer, int) and 0 <= answer < len(options):
         return letters[answer]
@@ -259,7 +265,7 @@ def _letter_of(answer: Any, options: Sequence[str]) -> str:
 
 
 def _task_row(task: GoldTask, seed: Seed, arm: str, program: Program | None) -> Row:
-    """A row of an environment; `arm` is `original`, or a variant with its number."""
+    """Row of an environment; `arm` is `original`, or `variant-` with a number."""
     metadata: Row = {"variant_of": seed.id, "arm": arm.partition("-")[0]}
     row: Row = {"id": f"{seed.id}/{arm}", "gold": task.gold, "metadata": metadata}
     if task.options:
@@ -273,7 +279,7 @@ def _task_row(task: GoldTask, seed: Seed, arm: str, program: Program | None) -> 
     return {"environment": "math", "question": question, **row}
 
 
-def _prompt(seed: Seed, name: str, task: GoldTask) -> Prompt:
+def _task_prompt(seed: Seed, name: str, task: GoldTask) -> Prompt:
     if not task.options:
         return _math_prompt(seed, name, task.question, gold=task.gold)
     row = _task_row(task, seed, name, None)
@@ -294,17 +300,18 @@ def _math_prompt(seed: Seed, name: str, question: str, *, gold: str | None) -> P
 
 
 def with_other_names(question: str, rng: random.Random) -> str:
-    """The question with other first names of the same kind, where it has names that we know."""
+    """Replace first names in a question by others of the same kind, as far as we know them."""
     renamed: dict[str, str] = {}
     for names in _NAMES:
         present = [name for name in names if re.search(rf"\b{name}\b", question)]
-        others = [name for name in names if name not in present]
-        renamed |= dict(zip(present, rng.sample(others, len(present)), strict=True))
+        absent = [name for name in names if name not in present]
+        renamed |= dict(zip(present, rng.sample(absent, len(present)), strict=True))
     if not renamed:
         return question
     pattern = rf"\b({'|'.join(renamed)})\b"
     return re.sub(pattern, lambda match: renamed[match[1]], question)
 
 
-def _plain(text: str) -> str:
+def _normalise(text: str) -> str:
+    """Text without differences of case and white space, for comparisons."""
     return " ".join(text.split()).casefold()

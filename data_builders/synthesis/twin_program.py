@@ -65,20 +65,20 @@ _CHOICE = re.compile(
     r"|round(?:ed|s|ing)?|remainder|(?:over|above|below|under|first|after|beyond) \$?\d)\b",
     re.IGNORECASE,
 )
-# a number of units is at most so many, if it was before
+# unit → largest new number before it, if the old number is not larger: a day has 24 hours
 _UNITS = (("day", 7), ("hour", 24), ("month", 12), ("minute", 60), ("week", 52), ("year", 100))
-_TRIES = 300
-_LARGEST = 10**6
+_MAX_DRAWS = 300  # of new numbers for one question, ours
+_LARGEST_RESULT = 10**6  # of a step, ours
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A number of the question.
+    """Number of the question that may be replaced.
 
     Attributes:
-        name: its name in the program.
-        start, end: its place in the question.
-        highest: no new value is above it.
+        name: name in the program.
+        start, end: span of characters in the question.
+        highest: largest new value.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Steps over the variables of a question; `s0` is the result of the first.
+    """Calculation over the variables of a question, step by step; `s0` is the first result.
 
     Attributes:
         variables: numbers that may change.
@@ -103,7 +103,7 @@ class Program:
     steps: tuple[str, ...]
 
     def run(self, values: Mapping[str, Fraction]) -> list[Fraction]:
-        """Results of all steps. Raises ZeroDivisionError."""
+        """Compute the results of all steps. Raises ZeroDivisionError."""
         names = dict(values)
         results: list[Fraction] = []
         for number, step in enumerate(self.steps):
@@ -116,9 +116,10 @@ class Program:
         return {variable.name: variable.value for variable in self.variables}
 
     def question_with(self, values: Mapping[str, Fraction]) -> str:
-        """The question with other numbers, written as the old ones are."""
+        """Write the question with other numbers, in the form of the old ones."""
         text = self.question
-        for variable in sorted(self.variables, key=lambda each: -each.start):
+        # from the end, so that the spans before stay right
+        for variable in sorted(self.variables, key=lambda variable: -variable.start):
             number = shown(values[variable.name])
             if "," in text[variable.start : variable.end]:
                 number = f"{int(values[variable.name]):,}"
@@ -129,20 +130,21 @@ class Program:
 
 
 def program_of(question: str, solution: str) -> Program:
-    """The program of a worked solution.
+    """Read the program of a worked solution.
 
     Raises:
         Discarded: there are no calculations, one is wrong or rounded, or a number of one is not
             explained by the question.
     """
     calculations = _CALCULATION.findall(solution)
-    final = _FINAL.search(solution)
-    if not calculations or final is None:
+    final_match = _FINAL.search(solution)
+    if not calculations or final_match is None:
         raise Discarded("no_program", "no calculation in << >>, or no ####")
-    if (choice := _CHOICE.search(question)) is not None:
-        raise Discarded("depends_on_a_choice", choice[0])
-    variables = _variables(question)
-    used: set[str] = set()
+    choice_match = _CHOICE.search(question)
+    if choice_match is not None:
+        raise Discarded("depends_on_a_choice", choice_match[0])
+    variables = _find_variables(question)
+    used_names: set[str] = set()
     results: list[Fraction] = []
     steps: list[str] = []
     for expression, stated in calculations:
@@ -150,7 +152,8 @@ def program_of(question: str, solution: str) -> Program:
         if not _EXPRESSION.fullmatch(expression) or not _OPERATOR.search(expression):
             raise Discarded("no_program", f"{expression} is no arithmetic")
         step = _LITERAL.sub(
-            lambda literal: _explained(literal[0], question, variables, results, used), expression
+            lambda literal: _explain(literal[0], question, variables, results, used_names),
+            expression,
         )
         try:
             value = evaluate(expression, {})
@@ -161,9 +164,9 @@ def program_of(question: str, solution: str) -> Program:
             raise Discarded("rounded_calculation", f"{expression} = {stated}")
         steps.append(step)
         results.append(value)
-    if results[-1] != Fraction(final[1].rstrip(".").replace(",", "")):
+    if results[-1] != Fraction(final_match[1].rstrip(".").replace(",", "")):
         raise Discarded("no_program", "the last calculation is not the answer")
-    changeable = tuple(variable for variable in variables if variable.name in used)
+    changeable = tuple(variable for variable in variables if variable.name in used_names)
     if not changeable:
         raise Discarded("nothing_to_change", "no number of the question is calculated with")
     program = Program(question, changeable, tuple(steps))
@@ -171,8 +174,8 @@ def program_of(question: str, solution: str) -> Program:
     return program
 
 
-def _variables(question: str) -> list[Variable]:
-    """Numbers that stand in a question once, and that no word of it may stand for as well."""
+def _find_variables(question: str) -> list[Variable]:
+    """Find the numbers that stand in a question once, and that no word of it may stand for."""
     matches = list(_IN_QUESTION.finditer(question))
     values = [Fraction(match[1].replace(",", "")) for match in matches]
     variables: list[Variable] = []
@@ -181,11 +184,11 @@ def _variables(question: str) -> list[Variable]:
             continue
         if _is_named(value, question):
             continue
-        behind = question[match.end() :]
-        is_percent = re.match(r"\s*(?:%|percent\b)", behind) is not None
+        following = question[match.end() :]
+        is_percent = re.match(r"\s*(?:%|percent\b)", following) is not None
         if is_percent and value == 50:  # what is left is 50 % too: a solution may take either
             continue
-        highest = _highest(value, behind, is_percent=is_percent)
+        highest = _highest_value(value, following, is_percent=is_percent)
         variables.append(
             Variable(f"q{number}", match.start(), match.end(), value, is_percent, highest)
         )
@@ -202,24 +205,32 @@ def _is_named(value: Fraction, question: str) -> bool:
     return re.search(rf"\b(?:{words})\b", question, re.IGNORECASE) is not None
 
 
-def _highest(value: Fraction, behind: str, *, is_percent: bool) -> int:
-    """The largest value that makes sense before the words behind a number."""
+def _highest_value(value: Fraction, following: str, *, is_percent: bool) -> int:
+    """Largest new value that makes sense before the words that follow a number."""
     if is_percent and value < 100:
         return 99
-    for unit, most in _UNITS:
-        if value <= most and re.match(rf"(?:\s|-)+(?:more )?{unit}", behind):
-            return most
+    for unit, limit in _UNITS:
+        if value <= limit and re.match(rf"(?:\s|-)+(?:more )?{unit}", following):
+            return limit
     return max(3, 2 * int(value))
 
 
-def _explained(
+def _explain(
     literal: str,
     question: str,
     variables: list[Variable],
     results: list[Fraction],
-    used: set[str],
+    used_names: set[str],
 ) -> str:
-    """The name of a number of a calculation, or the number itself where it may not change."""
+    """Name of a number of a calculation; the number itself if it may not change.
+
+    Args:
+        results: results of the steps before.
+        used_names: variables of earlier numbers; one of this number is added.
+
+    Raises:
+        Discarded: the number is not explained, or in more than one way.
+    """
     value = Fraction(literal.rstrip("."))
     explanations = [f"s{number}" for number, result in enumerate(results) if result == value]
     for variable in variables:
@@ -237,9 +248,9 @@ def _explained(
         [explanation] = explanations
         name = explanation.strip("()").partition("/")[0]
         if name.startswith("q"):
-            if name in used and value in _WORDS:  # up and down is two as well
+            if name in used_names and value in _WORDS:  # up and down is two as well
                 raise Discarded("ambiguous_number", f"{literal} is calculated with twice")
-            used.add(name)
+            used_names.add(name)
         return explanation
     numbers = [Fraction(match[1].replace(",", "")) for match in _IN_QUESTION.finditer(question)]
     if value in numbers:  # stands there more than once, or beside a word for it: it stays
@@ -248,19 +259,21 @@ def _explained(
 
 
 def evaluate(expression: str, names: Mapping[str, Fraction]) -> Fraction:
-    """The value of an arithmetic expression, exactly.
+    """Compute the exact value of an arithmetic expression.
 
     Raises:
-        ValueError, SyntaxError, ZeroDivisionError: it is none, or has no value.
+        ValueError, SyntaxError: it is no arithmetic expression.
+        ZeroDivisionError: it has no value.
     """
-    return _value(ast.parse(expression.strip(), mode="eval").body, names)
+    return _evaluate_node(ast.parse(expression.strip(), mode="eval").body, names)
 
 
-def _value(node: ast.expr, names: Mapping[str, Fraction]) -> Fraction:
+def _evaluate_node(node: ast.expr, names: Mapping[str, Fraction]) -> Fraction:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_value(node.left, names), _value(node.right, names))
+        operation = _OPERATIONS[type(node.op)]
+        return operation(_evaluate_node(node.left, names), _evaluate_node(node.right, names))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand, names)
+        return -_evaluate_node(node.operand, names)
     if isinstance(node, ast.Name):
         return names[node.id]
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
@@ -269,7 +282,7 @@ def _value(node: ast.expr, names: Mapping[str, Fraction]) -> Fraction:
 
 
 def other_values(program: Program, rng: random.Random) -> dict[str, Fraction]:
-    """New numbers with which the question still makes sense.
+    """Draw new numbers with which the question still makes sense.
 
     They keep the order of all numbers, whole numbers stay whole, percentages stay below 100, and
     every result keeps its sign and its kind; the gold is another one.
@@ -277,41 +290,49 @@ def other_values(program: Program, rng: random.Random) -> dict[str, Fraction]:
     Raises:
         Discarded: no such numbers were drawn.
     """
-    before = program.run(program.original())
-    for _ in range(_TRIES):
-        values = {each.name: _other_value(each, rng) for each in program.variables}
-        if not _same_order(program, values):
+    old_results = program.run(program.original())
+    for _ in range(_MAX_DRAWS):
+        values = {variable.name: _draw_value(variable, rng) for variable in program.variables}
+        if not _keeps_order(program, values):
             continue
         try:
             results = program.run(values)
         except ZeroDivisionError:
             continue
-        pairs = list(zip(before, results, strict=True))
-        if all(_same_kind(old, new) for old, new in pairs) and results[-1] != before[-1]:
+        pairs = zip(old_results, results, strict=True)
+        have_same_kind = all(_same_kind(old, new) for old, new in pairs)
+        if have_same_kind and results[-1] != old_results[-1]:
             return values
-    raise Discarded("no_other_numbers", f"{_TRIES} draws")
+    raise Discarded("no_other_numbers", f"{_MAX_DRAWS} draws")
 
 
-def _other_value(variable: Variable, rng: random.Random) -> Fraction:
+def _draw_value(variable: Variable, rng: random.Random) -> Fraction:
+    """Draw a value between half and twice the old one, as round as the old one."""
     old = variable.value
     if old.denominator > 1:
         scale = 10 if old.denominator in (2, 5, 10) else 100
         return Fraction(rng.randint(int(old * scale / 2) + 1, int(old * scale * 2)), scale)
     highest = min(variable.highest, max(3, 2 * int(old)))
-    step = 10 if old % 10 == 0 and old >= 50 else 5 if old % 5 == 0 and old >= 10 else 1
+    step = 1
+    if old % 10 == 0 and old >= 50:
+        step = 10
+    elif old % 5 == 0 and old >= 10:
+        step = 5
     number = rng.randint(max(2, int(old) // 2), highest)
     return Fraction(max(2, number // step * step))
 
 
-def _same_order(program: Program, values: Mapping[str, Fraction]) -> bool:
-    by_value = sorted(program.variables, key=lambda each: each.value)
-    numbers = [values[each.name] for each in by_value]
-    rising = all(low < high for low, high in itertools.pairwise(numbers))
-    return rising and any(values[each.name] != each.value for each in program.variables)
+def _keeps_order(program: Program, values: Mapping[str, Fraction]) -> bool:
+    """True if new values are in the order of the old ones, and not all the same as these."""
+    ascending = sorted(program.variables, key=lambda variable: variable.value)
+    numbers = [values[variable.name] for variable in ascending]
+    is_ascending = all(low < high for low, high in itertools.pairwise(numbers))
+    return is_ascending and numbers != [variable.value for variable in ascending]
 
 
 def _same_kind(old: Fraction, new: Fraction) -> bool:
-    if (old > 0) != (new > 0) or abs(new) > _LARGEST:
+    """True if a new result has the sign of the old one, and is whole or of two digits like it."""
+    if (old > 0) != (new > 0) or abs(new) > _LARGEST_RESULT:
         return False
     if old.denominator == 1:
         return new.denominator == 1
@@ -319,7 +340,7 @@ def _same_kind(old: Fraction, new: Fraction) -> bool:
 
 
 def shown(value: Fraction) -> str:
-    """A number as a question writes it."""
+    """Write a number as a question does."""
     if value.denominator == 1:
         return str(value.numerator)
     text = f"{float(value):.2f}"

@@ -12,23 +12,23 @@ from data_builders.dedup.columns import Shingles, band_keys, shingles, similarit
 from posttrain.records import Example, Message, make_example
 
 Row = dict[str, Any]
-_NEAR = 0.8  # Jaccard similarity from which two rows say nearly the same; the default of build_sft
-_DISTINCT = 4  # words of the n-grams whose distinct share is reported
+_NEAR_DUPLICATE = 0.8  # Jaccard similarity of near duplicates; the default of build_sft
+_NGRAM = 4  # words of the n-grams whose distinct share is reported
 _LENGTHS = (10, 50, 90)  # percentiles
 
 
 def example_of_row(row: Row) -> Example:
-    """The conversation of a finished row: of a pair up to its chosen answer, of a task its
-    question."""
+    """Conversation of a finished row: a pair up to its chosen answer, the question of a task."""
     if "question" in row:
-        listed = [{"role": "user", "content": row["question"]}]
+        stored = [{"role": "user", "content": row["question"]}]
     elif "chosen" in row:
-        listed = [*row["prompt"], *row["chosen"]]
+        stored = [*row["prompt"], *row["chosen"]]
     else:
-        listed = row["messages"]
-    messages = [
-        Message(m["role"], m["content"], reasoning=m.get("reasoning_content")) for m in listed
-    ]
+        stored = row["messages"]
+    messages: list[Message] = []
+    for message in stored:
+        reasoning = message.get("reasoning_content")
+        messages.append(Message(message["role"], message["content"], reasoning=reasoning))
     return make_example(messages, source="synthesis", dialect="openai")
 
 
@@ -53,9 +53,8 @@ def variety(examples: Sequence[Example]) -> dict[str, Any]:
             user_turns += message.role == "user"
             characters += len(message.content) + len(message.reasoning or "")
             words = message.content.split()
-            ngrams.update(
-                tuple(words[k : k + _DISTINCT]) for k in range(len(words) - _DISTINCT + 1)
-            )
+            for start in range(len(words) - _NGRAM + 1):
+                ngrams[tuple(words[start : start + _NGRAM])] += 1
         turns.append(user_turns)
         lengths.append(characters)
     count = max(1, len(examples))
@@ -71,7 +70,7 @@ def variety(examples: Sequence[Example]) -> dict[str, Any]:
 
 
 def near_duplicates(records: Sequence[Shingles]) -> int:
-    """Number of records that are nearly the same as an earlier one, by MinHash bands."""
+    """Count the records that are nearly the same as an earlier one, found by MinHash bands."""
     if not records:
         return 0
     keys = band_keys(records)
@@ -79,8 +78,13 @@ def near_duplicates(records: Sequence[Shingles]) -> int:
     count = 0
     for row in range(len(records)):
         bands = [(band, int(key)) for band, key in enumerate(np.asarray(keys[row]))]
-        candidates = sorted({other for band in bands for other in earlier[band]})
-        if any(similarity(records[row], records[other]) >= _NEAR for other in candidates):
+        candidates: set[int] = set()
+        for band in bands:
+            candidates.update(earlier[band])
+        similarities = (
+            similarity(records[row], records[candidate]) for candidate in sorted(candidates)
+        )
+        if any(value >= _NEAR_DUPLICATE for value in similarities):
             count += 1
             continue  # later rows are compared with the first of its kind
         for band in bands:

@@ -264,9 +264,9 @@ def test_both_libraries_build_the_same_bytes(tmp_path):
 def test_columns_of_shards_are_those_of_arrow_without_pandas():
     program = (
         "import sys, numpy as np, pyarrow as pa\n"
-        "from data_builders.sft.shards import _integers, _texts\n"
+        "from data_builders.sft.shards import _integer_array, _text_array\n"
         "numbers, texts = np.arange(-1, 12, dtype=np.int32)[::2], ['', 'a', 'zwölf', '😀']\n"
-        "ours = [_integers(numbers), _integers(numbers, numbers > 0), _texts(texts), _texts([])]\n"
+        "ours = [_integer_array(numbers), _integer_array(numbers, numbers > 0), _text_array(texts), _text_array([])]\n"
         "assert 'pandas' not in sys.modules\n"
         "theirs = [pa.array(numbers), pa.array(numbers, mask=numbers <= 0), pa.array(texts, pa.large_string())]\n"
         "assert ours == [*theirs, pa.array([], pa.large_string())]\n"
