@@ -307,7 +307,9 @@ def refuse_framing(
 
 
 def _refuse_token(text: str, tokens: re.Pattern[str], source: str) -> None:
-    if match := tokens.search(text):
+    """Refuse a text that holds one of the tokens; `source` names the text in the error."""
+    match = tokens.search(text)
+    if match:
         raise RenderError(
             f"{source} contains {match[0]!r}, which would end the message early once tokenised"
         )

@@ -175,7 +175,8 @@ def plan_shares(
     if not shares:
         raise ValueError("a plan needs at least one step")
     counts = domain_counts(ratios, batch=batch)
-    if unpaired := sorted(set(ratios) ^ set(pools)):
+    unpaired = sorted(set(ratios) ^ set(pools))
+    if unpaired:
         raise ValueError(
             f"domain {unpaired[0]!r} has only one of ratio and prompts; a ratio of 0 leaves it out"
         )
