@@ -154,6 +154,7 @@ def training_samples(
 
 
 def _any_text_matches(messages: Sequence[Message], pattern: re.Pattern[str]) -> bool:
+    """Check whether a pattern occurs in any text of the messages."""
     return any(pattern.search(text) for message in messages for text in message_texts(message))
 
 

@@ -440,6 +440,7 @@ class _KeyedOrder:
         return name
 
     def _next_index(self, in_step: set[str]) -> int | None:
+        """Index in the queue of the next prompt that is not in this step; None without one."""
         for index in range(len(self._queue) - 1, -1, -1):
             if self._queue[index] not in in_step:
                 return index

@@ -161,8 +161,10 @@ def _domain_metrics(groups: Sequence[Stats], trained: int) -> dict[str, float]:
 
 def by_domain(groups: Sequence[Stats]) -> dict[str, list[Stats]]:
     """Groups of each domain, domains in the order of their names."""
-    domains = sorted({group["domain"] for group in groups})
-    return {domain: [g for g in groups if g["domain"] == domain] for domain in domains}
+    groups_by_domain: dict[str, list[Stats]] = {}
+    for domain in sorted({group["domain"] for group in groups}):
+        groups_by_domain[domain] = [group for group in groups if group["domain"] == domain]
+    return groups_by_domain
 
 
 def verifier_seconds(groups: Sequence[Stats]) -> dict[str, dict[str, float]]:
@@ -202,10 +204,9 @@ def run_stats(rows: Rows) -> dict[str, Any]:
         rows: rows of the log that have the metrics of a batch.
     """
     averaged = min(AVERAGED, max(1, len(rows) // 2))
-    counts = {
-        name.removeprefix("count/"): sum(row.get(name, 0) for row in rows)
-        for name in _names(rows, "count/")
-    }
+    counts: dict[str, Any] = {}
+    for name in _names(rows, "count/"):
+        counts[name.removeprefix("count/")] = sum(row.get(name, 0) for row in rows)
     return {
         "averaged": averaged,
         "first": _run_means(rows[:averaged]),
