@@ -38,7 +38,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # Jinja's own filter escapes HTML; chat templates mean plain JSON
+    """Filter `tojson` of chat templates: plain JSON, where Jinja's filter escapes HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -116,6 +116,7 @@ def _write_mark(context: jinja2.runtime.Context, item: object) -> str:
 
 
 def _environment() -> SandboxedEnvironment:
+    """Make the sandbox with the filters and functions that chat templates use."""
     env = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     untyped = cast(Any, env)  # jinja2 annotates its tables too narrowly
     untyped.filters |= {"tojson": _tojson, MARK: _write_mark}
@@ -128,6 +129,7 @@ def _environment() -> SandboxedEnvironment:
 
 
 def _mark(argument: nodes.Expr, lineno: int) -> nodes.Output:
+    """Node that writes the mark of the argument's value."""
     # a filter is looked up once a render; a call would pass the sandbox's checks each time
     mark = nodes.Filter(argument, MARK, [], [], None, None)
     output = nodes.Output([mark])

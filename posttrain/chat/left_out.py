@@ -47,7 +47,12 @@ _DESCRIPTIONS: Mapping[LossKind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A part of a conversation that a template does not write; `message` is None for tools."""
+    """Part of a conversation that a template does not write.
+
+    Attributes:
+        kind: kind of the part.
+        message: index of its message; None for declared tools.
+    """
 
     kind: LossKind
     message: int | None = None
@@ -198,7 +203,7 @@ def _parts(message: Message) -> Iterator[tuple[LossKind, str]]:
 
 
 def _strings(value: object) -> Iterator[str]:
-    """All keys and texts of a JSON value."""
+    """Keys and texts of a JSON value, at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):

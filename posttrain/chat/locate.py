@@ -29,7 +29,7 @@ THINKING_SWITCHES: tuple[Mapping[str, Any], ...] = (
 
 
 class SequencePlan(NamedTuple):
-    """A sequence to train on: `messages[:stop]`.
+    """Plan of a sequence to train on: `messages[:stop]`.
 
     Attributes:
         turn: number of the user turn, from 0.
@@ -88,7 +88,7 @@ class Located(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """A template's generation prompts, longest first: after a user message, and after a tool's.
+    """Generation prompts of a template, longest first: after a user's message and after a tool's.
 
     `("",)` where the assistant's text follows the user's message at once, as in Llama 2's.
     """

@@ -154,6 +154,7 @@ def training_samples(
 
 
 def _any_text_matches(messages: Sequence[Message], pattern: re.Pattern[str]) -> bool:
+    """Check whether a pattern occurs in any text of the messages."""
     return any(pattern.search(text) for message in messages for text in message_texts(message))
 
 
@@ -307,7 +308,9 @@ def refuse_framing(
 
 
 def _refuse_token(text: str, tokens: re.Pattern[str], source: str) -> None:
-    if match := tokens.search(text):
+    """Refuse a text that holds one of the tokens; `source` names the text in the error."""
+    match = tokens.search(text)
+    if match:
         raise RenderError(
             f"{source} contains {match[0]!r}, which would end the message early once tokenised"
         )

@@ -299,6 +299,7 @@ def _read_as(text: str, type_name: str) -> Any:
 
 
 def _json_or_unreadable(text: str) -> Any:
+    """Decode a JSON text; `_UNREADABLE` when it is none."""
     try:
         return load_json(text)
     except ValueError:

@@ -182,7 +182,8 @@ def measure_speed(
         seconds, reading_seconds, step_seconds = time_completions(batch)
         seconds_spent += seconds
         # the decoder reads equal prompts once
-        tokens_read = sum(len(ids) for ids in {tuple(ids) for ids in batch})
+        distinct_prompts = {tuple(ids) for ids in batch}
+        tokens_read = sum(len(ids) for ids in distinct_prompts)
         count = len(batch)
         steps.append((count, step_seconds))
     # more completions of one prompt: the seconds of a step depend on the number of completions

@@ -65,6 +65,7 @@ class ExpertBalance:
             router.register_forward_hook(self._hook)
 
     def _hook(self, router: nn.Module, _inputs: Any, output: Any) -> None:
+        """Record the decisions of a router; called after its forward pass."""
         # recomputation under gradient checkpointing runs in backward, outside `collect`
         if self._with_graph is None:
             return
@@ -163,6 +164,7 @@ class ExpertBias:
             router.register_forward_hook(functools.partial(self._count, layer))
 
     def _count(self, layer: int, _router: nn.Module, _inputs: Any, output: Any) -> None:
+        """Add the experts that a router has chosen to the loads of its layer."""
         # recomputation under gradient checkpointing runs in backward, outside `counting`
         if self._mask is None:
             return

@@ -102,7 +102,7 @@ class Resumable(Trainer):
 
     @property
     def base_model(self) -> Any:
-        """The model, unwrapped from its adapter if it has one."""
+        """Model without the wrapper of its adapter."""
         if isinstance(self.model, PeftModel):
             return self.model.get_base_model()
         return self.model
@@ -206,6 +206,7 @@ class Resumable(Trainer):
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save a resume checkpoint, and delete older ones once this one is complete."""
         if self.state.global_step >= self.state.max_steps:
             # the finished model is written next; resuming here would train one step too many
             return

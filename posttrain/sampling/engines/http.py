@@ -97,8 +97,12 @@ class Client:
 
     async def models(self) -> list[dict[str, Any]]:
         """Descriptions of all replicas' models; [] where they have no such list."""
-        lists = await asyncio.gather(*(replica.models() for replica in self._replicas))
-        return [model for models in lists for model in models]
+        models: list[dict[str, Any]] = []
+        for replica_models in await asyncio.gather(
+            *(replica.models() for replica in self._replicas)
+        ):
+            models += replica_models
+        return models
 
     async def post(
         self, path: str, body: Mapping[str, Any], *, key: int, conversation: int | None = None

@@ -114,6 +114,7 @@ class VllmEngine:
     def _generate(
         self, requests: Sequence[EngineRequest], progress: Progress
     ) -> list[EngineOutput]:
+        """Make the calls of all requests in rounds, one call of each unfinished request a round."""
         # one generator of calls for each request
         generators = [budget_calls(request) for request in requests]
         outputs: dict[int, EngineOutput] = {}
@@ -210,6 +211,12 @@ class CompletionsEngine:
     async def _call(
         self, request: EngineRequest, ids: Ids, max_tokens: int, stop_ids: Sequence[int]
     ) -> EngineOutput:
+        """Make one call of a request.
+
+        Raises:
+            ConfigError: the server returns no token ids.
+            RequestFailed: an answer that cannot be read.
+        """
         parameters = request.parameters
         body: dict[str, Any] = {
             "model": self._model,
@@ -231,10 +238,7 @@ class CompletionsEngine:
         answer = await self._client.post(
             "/completions", body, key=request.seed, conversation=request.conversation
         )
-        choices = answer.get("choices")
-        choice = cast(Any, choices[0] if isinstance(choices, list) and choices else None)
-        if answer.get("error") or not isinstance(choice, dict):
-            raise RequestFailed(f"an answer without choices: {_shown(answer)}")
+        choice = _first_choice(answer)
         if choice.get("token_ids") is None and not self._gives_ids:
             raise ConfigError(
                 "the server returns no token ids (return_token_ids is vLLM's); use kind: chat, "
@@ -265,16 +269,22 @@ class CompletionsEngine:
             return ScoreOutput((), error=str(error))
 
 
+def _first_choice(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """First of an answer's choices. Raises RequestFailed where it has none."""
+    choices = answer.get("choices")
+    choice = cast(Any, choices[0] if isinstance(choices, list) and choices else None)
+    if answer.get("error") or not isinstance(choice, dict):
+        raise RequestFailed(f"an answer without choices: {_shown(answer)}")
+    return cast(dict[str, Any], choice)
+
+
 def prompt_logps(answer: Mapping[str, Any], request: ScoreRequest) -> tuple[float, ...]:
     """Log-probabilities of the masked ids in a server's answer, in order.
 
     Raises:
         RequestFailed: the server scored other ids, or not all of them.
     """
-    choices = answer.get("choices")
-    choice = cast(Any, choices[0] if isinstance(choices, list) and choices else None)
-    if answer.get("error") or not isinstance(choice, dict):
-        raise RequestFailed(f"an answer without choices: {_shown(answer)}")
+    choice = _first_choice(answer)
     scored_ids = choice.get("prompt_token_ids")
     if scored_ids is not None and scored_ids != list(request.ids):
         raise RequestFailed("the server scored other token ids than it was sent")

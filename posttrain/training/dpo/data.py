@@ -308,7 +308,9 @@ def _shared_prompt(pad_id: int, pairs: Sequence[dict[str, Any]]) -> Batch:
 
     def join(name: str, fill: int) -> torch.Tensor:
         """Column of the batch, `[rows, width]`, from that of the pairs of each row."""
-        values = [list(chain.from_iterable(pair_columns[n][name] for n in row)) for row in rows]
+        values: list[list[int]] = []
+        for row in rows:
+            values.append(list(chain.from_iterable(pair_columns[number][name] for number in row)))
         return pad_rows(values, fill)
 
     segment = join("segment", -1)
@@ -401,8 +403,12 @@ def probe_layout(
     batched = score(make_pair_collator(layout, pad_id)(probed))
     # [pairs, sides], as all tensors here
     batched_sums = torch.stack([batched.chosen, batched.rejected], dim=1).cpu()
-    single_sums = [[_score_alone(score, pair, side) for side in SIDES] for pair in probed]
-    tokens = torch.tensor([[sum(pair[f"{side}_mask"]) for side in SIDES] for pair in probed])
+    single_sums: list[list[torch.Tensor]] = []
+    token_counts: list[list[int]] = []
+    for pair in probed:
+        single_sums.append([_score_alone(score, pair, side) for side in SIDES])
+        token_counts.append([sum(pair[f"{side}_mask"]) for side in SIDES])
+    tokens = torch.tensor(token_counts)
     difference = float(((batched_sums - torch.tensor(single_sums)).abs() / tokens).max())
     limit = PROBE_LIMIT if dtype == "float32" else PROBE_LIMIT_HALF
     if difference > limit:

@@ -93,7 +93,7 @@ class Reference:
 
 
 class ReferenceStore:
-    """The shards of one key on disk.
+    """Store of the shards of one key on disk.
 
     Args:
         folder: parent of the folders of all keys.

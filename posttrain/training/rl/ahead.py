@@ -107,14 +107,11 @@ class AheadRollouts:
         self.wait()
         if self._sampled is None:
             return
-        rows = [
-            {
-                "step": self._step,
-                "prompt": group.prompt.id,
-                "completions": [completion_to_row(completion) for completion in group.completions],
-            }
-            for group in self._sampled.groups
-        ]
+        rows: list[dict[str, Any]] = []
+        for group in self._sampled.groups:
+            completions = [completion_to_row(completion) for completion in group.completions]
+            row = {"step": self._step, "prompt": group.prompt.id, "completions": completions}
+            rows.append(row)
         file.write_text("".join(map(row_line, rows)), "utf-8")
 
     def load(self, file: Path, *, step: int, prompts: Mapping[str, Prompt]) -> None:

@@ -175,7 +175,8 @@ def plan_shares(
     if not shares:
         raise ValueError("a plan needs at least one step")
     counts = domain_counts(ratios, batch=batch)
-    if unpaired := sorted(set(ratios) ^ set(pools)):
+    unpaired = sorted(set(ratios) ^ set(pools))
+    if unpaired:
         raise ValueError(
             f"domain {unpaired[0]!r} has only one of ratio and prompts; a ratio of 0 leaves it out"
         )
@@ -439,6 +440,7 @@ class _KeyedOrder:
         return name
 
     def _next_index(self, in_step: set[str]) -> int | None:
+        """Index in the queue of the next prompt that is not in this step; None without one."""
         for index in range(len(self._queue) - 1, -1, -1):
             if self._queue[index] not in in_step:
                 return index

@@ -437,8 +437,10 @@ def _plan(
 
 
 def _by_domain(draws: Sequence[Draw]) -> dict[str, list[Draw]]:
-    names = sorted({draw.domain for draw in draws})
-    return {name: [draw for draw in draws if draw.domain == name] for name in names}
+    draws_by_domain: dict[str, list[Draw]] = {}
+    for domain in sorted({draw.domain for draw in draws}):
+        draws_by_domain[domain] = [draw for draw in draws if draw.domain == domain]
+    return draws_by_domain
 
 
 def _leftover_share(draws: Sequence[Draw]) -> float:

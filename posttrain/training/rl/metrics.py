@@ -102,12 +102,14 @@ def batch_metrics(groups: Sequence[Stats]) -> dict[str, float]:
     row["zero_variance"] = 1 - sum(group["informative"] for group in groups) / len(groups)
     for name in ("truncated", "failed"):
         row[name] = statistics.fmean(_all_rollouts(groups, name))
-    if thinking := [group for group in groups if group["thinking"]]:
+    thinking = [group for group in groups if group["thinking"]]
+    if thinking:
         row["reasoning_tokens"] = statistics.fmean(_all_rollouts(thinking, "reasoning"))
     row["answer_tokens"] = statistics.fmean(_all_rollouts(groups, "answer"))
     row["completion_tokens"] = statistics.fmean(_all_rollouts(groups, "tokens"))
     for name in _names(group["parts"] for group in groups):
-        if values := _part_values(groups, name):
+        values = _part_values(groups, name)
+        if values:
             row[f"part/{name}"] = statistics.fmean(values)
     for name in _names(group["counts"] for group in groups):
         row[f"count/{name}"] = sum((group["counts"].get(name, 0) for group in groups), 0.0)
@@ -149,7 +151,8 @@ def _domain_metrics(groups: Sequence[Stats], trained: int) -> dict[str, float]:
     if scored:
         figures["reward"] = statistics.fmean(scored)
     figures |= _token_credit(groups)
-    if passes := _part_values(groups, "pass"):
+    passes = _part_values(groups, "pass")
+    if passes:
         figures["pass_rate"] = statistics.fmean(passes)
     if trained:
         figures["loss_share"] = sum(_all_rollouts(groups, "trained")) / trained
@@ -158,8 +161,10 @@ def _domain_metrics(groups: Sequence[Stats], trained: int) -> dict[str, float]:
 
 def by_domain(groups: Sequence[Stats]) -> dict[str, list[Stats]]:
     """Groups of each domain, domains in the order of their names."""
-    domains = sorted({group["domain"] for group in groups})
-    return {domain: [g for g in groups if g["domain"] == domain] for domain in domains}
+    groups_by_domain: dict[str, list[Stats]] = {}
+    for domain in sorted({group["domain"] for group in groups}):
+        groups_by_domain[domain] = [group for group in groups if group["domain"] == domain]
+    return groups_by_domain
 
 
 def verifier_seconds(groups: Sequence[Stats]) -> dict[str, dict[str, float]]:
@@ -199,10 +204,9 @@ def run_stats(rows: Rows) -> dict[str, Any]:
         rows: rows of the log that have the metrics of a batch.
     """
     averaged = min(AVERAGED, max(1, len(rows) // 2))
-    counts = {
-        name.removeprefix("count/"): sum(row.get(name, 0) for row in rows)
-        for name in _names(rows, "count/")
-    }
+    counts: dict[str, Any] = {}
+    for name in _names(rows, "count/"):
+        counts[name.removeprefix("count/")] = sum(row.get(name, 0) for row in rows)
     return {
         "averaged": averaged,
         "first": _run_means(rows[:averaged]),

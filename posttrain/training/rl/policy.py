@@ -74,7 +74,7 @@ class LiveEngine(ABC):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """A policy in training has no fixed weights."""
+        """Name of the engine alone, since a policy in training has no fixed weights."""
         return {"backend": self.trainer.recipe.rollouts.engine}
 
     @abstractmethod
@@ -157,7 +157,7 @@ class LivePolicy:
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """A policy in training has no fixed weights."""
+        """Name of the backend alone, since a policy in training has no fixed weights."""
         return {"backend": "policy"}
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
@@ -233,6 +233,7 @@ class LoraServed(LiveEngine):
 
     @contextlib.contextmanager
     def current(self, step: int) -> Iterator[None]:
+        """Save the adapter of this step and load it on every replica, under a name of its own."""
         trainer = self.trainer
         name = f"{self._server.model}-{step:05d}"
         previous_name = f"{self._server.model}-{step - 1:05d}"
@@ -307,6 +308,7 @@ class WeightSync(VLLMGeneration):
     """
 
     def _iter_named_params(self) -> NamedTensors:
+        """Tensors to send, under the names of a checkpoint on disk."""
         model: Any = self.model
         base_model: Any = model.get_base_model() if isinstance(model, PeftModel) else model
         for name, tensor in self._parameters_and_buffers(model, base_model):
@@ -433,6 +435,7 @@ class VllmServed(_VllmPolicy):
 
     @contextlib.contextmanager
     def current(self, step: int) -> Iterator[None]:
+        """Send the weights to every replica."""
         server = self._server
         for number, url in enumerate(server.urls):
             self._send_weights(
@@ -456,6 +459,7 @@ class VllmColocated(_VllmPolicy):
 
     @contextlib.contextmanager
     def current(self, step: int) -> Iterator[None]:
+        """Load the weights into this process's vLLM, which is awake inside the block."""
         config = self.trainer.recipe.rollouts
         assert isinstance(config, ColocatedVllm)
         sync: Any = self._send_weights(

@@ -106,7 +106,7 @@ class InProcessTeacher:
 
     @property
     def plain_model(self) -> Any:
-        """The model without the wrapper of its adapters."""
+        """Model without the wrapper of its adapters."""
         return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
 
 
@@ -173,6 +173,7 @@ class _TeacherLoader:
         self.student_digest = weights_digest(student) if student is not None else None
 
     def open(self) -> Teachers:
+        """Open all teachers of the recipe, in order."""
         for name, config in self.recipe.teachers.items():
             if config.server is not None:
                 self._open_served(name, config.server)
@@ -181,6 +182,7 @@ class _TeacherLoader:
         return self.teachers
 
     def _open_served(self, name: str, server: Server) -> None:
+        """Add a teacher behind a server, after a comparison with the student."""
         # each replica is asked, since any of them may serve another model under the name
         comparisons: list[str] = []
         for url in server.urls:
@@ -196,6 +198,7 @@ class _TeacherLoader:
         self.teachers.lines.append((f"teacher {name}", text))
 
     def _open_in_process(self, name: str, config: TeacherConfig) -> None:
+        """Add a teacher in this process, with its model, its line of the plan and its parents."""
         path = config.path or str(self.recipe.model.path)
         adapter = None if config.adapter is None else _adapter_folder(name, config.adapter)
         key = (_resolved(path), _resolved(str(adapter or "")), config.dtype)
@@ -436,6 +439,7 @@ def _probe_messages() -> list[dict[str, str]]:
 
 
 def _probe_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Ids of the probe as this tokenizer renders and tokenises it."""
     text: Any = tokenizer.apply_chat_template(
         _probe_messages(), tokenize=False, add_generation_prompt=True
     )

@@ -152,7 +152,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The parent's loss per trained token, plus the balance term while training."""
+        """Loss per trained token as of the parent, plus the balance term while training."""
         if not self.model.training:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self.balance is None:
