@@ -1,7 +1,7 @@
-"""One pass over a stream of sequences: figures a source, copies, and the worst to read.
+"""Figures of a stream of sequences by source, in one pass; their copies, and the worst to read.
 
-Memory holds a batch of tokens, a handful of excerpts a source and 16 bytes a sequence, twice that
-while they are sorted.
+Memory holds a batch of tokens, a handful of excerpts for each source, and 16 bytes for each
+sequence, twice that while they are sorted.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from posttrain.tokens.supervision import (
     true_counts,
 )
 
-_TOKENS = 1 << 20
-_SEQUENCES = 4096
-# what an audit reads of a sequence; more fields do no harm
+_TOKENS = 1 << 20  # of a batch, at most
+_SEQUENCES = 4096  # of a batch, at most
+# fields that an audit reads of a sequence; rows may have more of them
 _ROW = np.dtype([("length", "<u4"), ("trained", "<u4"), ("flags", "<u2"), ("key", "<u8")])
 _KEY = np.dtype([("key", "<u8"), ("place", "<u4"), ("source", "<u4")])
 Rows = npt.NDArray[np.void]
-SHOWN = 3  # of each kind and source
+SHOWN = 3  # sequences of each kind and source
 _WINDOW = 160  # tokens shown of the beginning, around the first trained token, of the end
 Decode = Callable[[Sequence[int]], str]
-Shown = tuple[Ids, Mask, str]  # ids, mask, what to call it
+Shown = tuple[Ids, Mask, str]  # ids, mask, origin for people: the arguments of `excerpt`
 Fetch = Callable[[int], Shown]
 
 # figure → the flag of the sequences that it counts
@@ -66,10 +66,11 @@ KINDS: dict[str, tuple[Flag, Flag]] = {
 
 @dataclass
 class SourceFigures:
-    """Counts of sequences, but for `tokens`, `trained` (tokens) and `longest` (tokens).
+    """Counts of a source's sequences; `tokens`, `trained` and `longest` are in tokens.
 
-    Every sequence is one of `nothing_trained`, `end_trained`, `end_masked` and `no_end`. `None` is
-    a count that this data cannot tell: turns that cannot be told apart, cuts that left no trace.
+    Every sequence counts as one of `nothing_trained`, `end_trained`, `end_masked` and `no_end`.
+    None is a count that the data cannot give: where the roles of turns are unknown, or where the
+    build did not record its cuts.
     """
 
     sequences: int = 0
@@ -122,7 +123,7 @@ class SourceFigures:
         self.no_end = self.sequences - self.nothing_trained - self.end_trained - self.end_masked
 
     def stats(self) -> dict[str, int | None]:
-        """The figures as a block of a manifest."""
+        """Figures as a block of a manifest."""
         return asdict(self)
 
 
@@ -134,7 +135,7 @@ class Excerpt:
     """Parts of a sequence to read.
 
     Attributes:
-        about: where the sequence is from.
+        about: origin of the sequence, for people.
         tokens, trained: counts of the whole sequence.
         windows: (position of the first token, ids, mask) of each part.
     """
@@ -180,34 +181,37 @@ def excerpt(ids: Ids, mask: Mask, about: str) -> Excerpt:
 
 @dataclass
 class Worst:
-    """The sequences most worth a look.
+    """Excerpts of the sequences most worth a look.
 
     Attributes:
         worst: by (source, kind), the worst first.
-        repeated: by source, what it holds most often, with how often.
+        repeated: by source, its most frequent sequences, each with its number of copies.
     """
 
     worst: dict[tuple[str, str], list[Ranked]] = field(default_factory=dict[Any, Any])
     repeated: dict[str, list[tuple[int, Excerpt]]] = field(default_factory=dict[Any, Any])
 
     def offer(self, source: str, rows: npt.NDArray[np.void], fetch: Fetch) -> None:
-        """Keep those of some sequences of one source that are worse than what is kept.
+        """Keep the sequences of a source that are worse than the worst so far.
 
         Args:
             rows: (m,) with the fields of `_ROW`.
-            fetch: gives the sequence of a row, by its index.
+            fetch: index of a row → its sequence.
         """
-        for kind, (needed, refused) in KINDS.items():
-            fits = ((rows["flags"] & needed) == needed) & ((rows["flags"] & refused) == 0)
-            candidates = np.flatnonzero(fits)
+        for kind, (required, excluded) in KINDS.items():
+            has_required = (rows["flags"] & required) == required
+            has_excluded = (rows["flags"] & excluded) != 0
+            candidates = np.flatnonzero(has_required & ~has_excluded)
             # the first of exact copies stands for all
-            candidates = candidates[np.unique(rows["key"][candidates], return_index=True)[1]]
+            _, first_copies = np.unique(rows["key"][candidates], return_index=True)
+            candidates = candidates[first_copies]
             badness = _badness(kind, rows[candidates])
             keys = rows["key"][candidates]
             worst = self.worst.setdefault((source, kind), []) if len(candidates) else []
             for k in np.lexsort((keys, -badness))[:SHOWN].tolist():
                 rank = (float(badness[k]), -int(keys[k]))
-                if any(rank[1] == key for _, key, _ in worst):
+                # a copy in an earlier batch
+                if any(rank[1] == negated_key for _, negated_key, _ in worst):
                     continue
                 if len(worst) < SHOWN or rank > worst[-1][:2]:
                     worst.append((*rank, excerpt(*fetch(int(candidates[k])))))
@@ -215,29 +219,29 @@ class Worst:
                     del worst[SHOWN:]
 
     def rows(self, decode: Decode) -> list[dict[str, Any]]:
-        """Rows to write: by source in the order met, by kind, the worst first."""
+        """Rows of supervision.jsonl: by source in the order met, then by kind, the worst first."""
         sources = dict.fromkeys([*(source for source, _ in self.worst), *self.repeated])
         rows: list[dict[str, Any]] = []
         for source in sources:
-            for times, shown in self.repeated.get(source, ()):
-                rows.append(_excerpt_row(source, REPEATED, shown, decode, times=times))
+            for times, repeated_excerpt in self.repeated.get(source, ()):
+                rows.append(_excerpt_row(source, REPEATED, repeated_excerpt, decode, times=times))
             for kind in KINDS:
-                for _, _, shown in self.worst.get((source, kind), ()):
-                    rows.append(_excerpt_row(source, kind, shown, decode))
+                for _, _, worst_excerpt in self.worst.get((source, kind), ()):
+                    rows.append(_excerpt_row(source, kind, worst_excerpt, decode))
         return rows
 
 
 def _excerpt_row(
-    source: str, kind: str, shown: Excerpt, decode: Decode, *, times: int | None = None
+    source: str, kind: str, excerpt: Excerpt, decode: Decode, *, times: int | None = None
 ) -> dict[str, Any]:
     return {
         "source": source,
         "kind": kind,
-        "about": shown.about,
+        "about": excerpt.about,
         "times": times,
-        "tokens": shown.tokens,
-        "trained": shown.trained,
-        "segments": shown.segments(decode),
+        "tokens": excerpt.tokens,
+        "trained": excerpt.trained,
+        "segments": excerpt.segments(decode),
     }
 
 
@@ -247,6 +251,7 @@ def _badness(kind: str, rows: npt.NDArray[np.void]) -> npt.NDArray[np.float64]:
         return rows["length"].astype(np.float64)
     if kind == "least_trained":
         return -rows["trained"].astype(np.int64) / np.maximum(rows["length"].astype(np.int64), 1)
+    # a key is a digest: an arbitrary but repeatable choice; 53 bits are exact in a float64
     return (rows["key"] >> np.uint64(11)).astype(np.float64)
 
 
@@ -272,11 +277,12 @@ class Audit:
         *,
         counted: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        """Add some sequences; the place of each is the number of those added before it.
+        """Add sequences; the place of a sequence is the number of those added before it.
 
         Args:
             rows: (m,) with the fields of `_ROW`.
             source: (m,) index into `figures`.
+            fetch: index of a row → its sequence.
             counted: (m,) False for the repeats that a mixture asks for, which are no copies.
         """
         keys = np.empty(len(rows), _KEY)
@@ -297,12 +303,15 @@ class Audit:
         """Set `duplicated` of every source, and show the sequences that it holds most often.
 
         A sequence is a copy if an earlier one of its source, or one of an earlier source, has its
-        key. `look_up` gives the sequences at some places.
+        key.
+
+        Args:
+            look_up: places of sequences → the sequences at these places.
         """
         rows = np.concatenate([np.empty(0, _KEY), *self.keys])
         rows = rows[np.lexsort((rows["place"], rows["source"], rows["key"]))]
         is_first = np.append(True, rows["key"][1:] != rows["key"][:-1])[: len(rows)]
-        # copies stand side by side: the number of their group, and how many are in it
+        # copies are neighbours now: index of the group of each row, and size of its group
         group = np.cumsum(is_first) - 1
         copies = np.bincount(group)[group]
         duplicated = np.bincount(rows["source"][~is_first], minlength=len(self.figures)).tolist()
@@ -310,14 +319,14 @@ class Audit:
         for number, (name, figures) in enumerate(self.figures.items()):
             figures.duplicated = duplicated[number]
             repeated = np.flatnonzero((rows["source"] == number) & (copies > 1))
-            # the first of each group
-            repeated = repeated[np.unique(group[repeated], return_index=True)[1]]
+            _, first_of_group = np.unique(group[repeated], return_index=True)
+            repeated = repeated[first_of_group]
             most_first = np.lexsort((rows["place"][repeated], -copies[repeated]))
             for row in repeated[most_first][:SHOWN]:
                 most_repeated.append((name, int(copies[row]), int(rows["place"][row])))
-        shown = look_up({place for _, _, place in most_repeated})
+        sequences = look_up({place for _, _, place in most_repeated})
         for name, times, place in most_repeated:
-            self.worst.repeated.setdefault(name, []).append((times, excerpt(*shown[place])))
+            self.worst.repeated.setdefault(name, []).append((times, excerpt(*sequences[place])))
 
 
 def audit_set(data: Iterable[MaskedSequence], marks: Marks) -> Audit:
@@ -344,11 +353,12 @@ def audit_set(data: Iterable[MaskedSequence], marks: Marks) -> Audit:
         audit.add(rows, source, lambda k, batch=batch: batch[k].shown, counted=counted)
 
     def look_up(places: set[int]) -> dict[int, Shown]:
-        shown: dict[int, Shown] = {}
+        sequences: dict[int, Shown] = {}
+        # reads no further than the last place, and nothing where there are no copies
         for place, sequence in enumerate(islice(data, max(places, default=-1) + 1)):
             if place in places:
-                shown[place] = sequence.shown
-        return shown
+                sequences[place] = sequence.shown
+        return sequences
 
     audit.count_copies(look_up)
     return audit

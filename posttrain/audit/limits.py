@@ -1,6 +1,6 @@
-"""The figures of an audit: their names, their limits in a recipe, what crosses them.
+"""Figures of an audit: their names, their limits in a recipe, and the sentences on violations.
 
-Nothing heavy is imported here, so that a report can be written where numpy is not.
+Nothing heavy is imported here, so that a report can be written where numpy is not installed.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from typing import Any
 
 from posttrain.config.audit import SupervisionLimits
 
-REPEATED = "repeated"
+REPEATED = "repeated"  # kind of the excerpts of copies
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One count of a source. Without `column` it only names what is shown to be read.
+    """Description of a count of a source, or of a kind of excerpts.
 
     Attributes:
-        means: what is true of what is counted.
-        limit: its key under `limits`, where it has one.
-        advice: what to do where that is crossed.
+        column: heading of the count in tables; "" for a kind of excerpts alone.
+        means: statement that is true of each counted sequence.
+        limit: key of the figure's limit under `limits`; "" where it has none.
+        advice: sentence on what to do where the limit is crossed.
     """
 
     column: str
@@ -98,38 +99,45 @@ FIGURES = {
 
 
 def share(figures: Mapping[str, Any], name: str) -> float | None:
-    """One count as a share: of tokens for `trained`, else of sequences; `None` if unknown."""
+    """Share of a count: of tokens for `trained`, else of sequences; None where it is unknown."""
     total = figures["tokens" if name == "trained" else "sequences"]
     count = figures[name]
     return None if count is None or not total else count / total
 
 
 def bounds(limits: SupervisionLimits) -> dict[str, str]:
-    """The limit of each limited figure in words, to stand beside it."""
-    return {
-        name: f"{_side(figure)} {limit:.0%}"
-        for name, figure in FIGURES.items()
-        if figure.limit and (limit := getattr(limits, figure.limit)) is not None
-    }
+    """Words for the limit of each limited figure, such as "at most 5%"."""
+    words: dict[str, str] = {}
+    for name, figure in FIGURES.items():
+        limit = getattr(limits, figure.limit) if figure.limit else None
+        if limit is not None:
+            words[name] = f"{_bound_words(figure)} {limit:.0%}"
+    return words
 
 
 def violations(source: str, figures: Mapping[str, Any], limits: SupervisionLimits) -> list[str]:
-    """Sentences on the figures that cross a limit, each with what to do."""
-    crossed: list[str] = []
+    """Sentences on the figures of a source that cross a limit, each with advice."""
+    sentences: list[str] = []
     for name in bounds(limits):
         figure = FIGURES[name]
         actual = share(figures, name)
+        if actual is None:
+            continue
         limit = getattr(limits, figure.limit)
-        side = _side(figure)
-        if actual is not None and (actual < limit if side == "at least" else actual > limit):
+        is_crossed = actual < limit if _is_minimum(figure) else actual > limit
+        if is_crossed:
             unit = "tokens" if name == "trained" else "sequences"
-            crossed.append(
+            sentences.append(
                 f"source {source!r}: {figure.means} in {actual:.2%} of {figures[unit]:,} {unit} "
-                f"({figures[name]:,}), limits.{figure.limit} allows {side} {limit:.2%}. "
-                f"{figure.advice}"
+                f"({figures[name]:,}), limits.{figure.limit} allows {_bound_words(figure)} "
+                f"{limit:.2%}. {figure.advice}"
             )
-    return crossed
+    return sentences
 
 
-def _side(figure: Figure) -> str:
-    return "at least" if figure.limit.startswith("min_") else "at most"
+def _is_minimum(figure: Figure) -> bool:
+    return figure.limit.startswith("min_")
+
+
+def _bound_words(figure: Figure) -> str:
+    return "at least" if _is_minimum(figure) else "at most"

@@ -1,4 +1,4 @@
-"""A tokenised data set of any origin as a stream of sequences with their masks.
+"""Reader of tokenised data sets of any origin, as a stream of sequences with their loss masks.
 
 Rows of a pre-tokenised table are read as the installed TRL would see them: the loss is where
 `labels` is not -100; without labels, where `completion_mask` and `assistant_masks` are 1, as far as
@@ -36,13 +36,14 @@ _SUFFIXES = (".parquet", ".arrow")
 
 @dataclass(frozen=True, slots=True)
 class MaskedSequence:
-    """One tokenised sequence with its loss mask.
+    """Tokenised sequence with its loss mask.
 
     Attributes:
-        about: where it is from, for people.
+        ids, trained: (tokens,).
+        about: origin of the sequence, for people.
         cut: its reasoning trace was cut to a budget; None where the data do not say.
-        again: a repeat that the mixture requests.
-        rejected: the rejected side of a pair, whose answer may be empty.
+        again: it is a repeat that the mixture requests.
+        rejected: it is the rejected side of a pair, whose answer may be empty.
     """
 
     source: str
@@ -61,11 +62,16 @@ class MaskedSequence:
 
 @dataclass
 class SetReader:
-    """The sequences of some paths, in order; can be iterated again, rows are counted once.
+    """Iterable over the sequences of a data set, in order.
+
+    It can be iterated again; rows are counted the first time alone.
 
     Args:
         paths: our artifacts (`sft_data`, `dpo_data`), HF dataset directories, files or folders.
-        largest_id: ids beyond it are not the tokenizer's.
+        largest_id: of the tokenizer; rows with larger ids are dropped.
+        rows_in: by source.
+        dropped: by source and reason.
+        counted: the rows have been counted, by a first iteration that reached the end.
     """
 
     paths: Sequence[Path]
@@ -165,17 +171,17 @@ def data_files(path: Path) -> list[tuple[Path, str]]:
         raise DataError(f"{path} does not exist")
     if (path / "dataset_dict.json").is_file():
         splits = sorted(state.parent for state in path.glob("*/state.json"))
-        return [(file, split.name) for split in splits for file in _saved(split)]
+        return [(file, split.name) for split in splits for file in _saved_files(split)]
     if (path / "state.json").is_file():
-        return [(file, path.name) for file in _saved(path)]
+        return [(file, path.name) for file in _saved_files(path)]
     files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES)
     if not files:
         raise DataError(f"{path} holds no .parquet and no .arrow file")
     return [(file, path.name) for file in files]
 
 
-def _saved(folder: Path) -> list[Path]:
-    """The Arrow files of a directory that `datasets` saved, in order."""
+def _saved_files(folder: Path) -> list[Path]:
+    """Arrow files of a directory that `datasets` saved, in order."""
     state = json.loads((folder / "state.json").read_text("utf-8"))
     return [folder / entry["filename"] for entry in state["_data_files"]]
 
@@ -190,6 +196,7 @@ def arrow_batches(file: Path) -> Iterator[pa.RecordBatch]:
         if file.suffix.lower() == ".parquet":
             with pq.ParquetFile(file) as table:
                 present = table.schema_arrow.names
+                # without any of them all columns are read, for the message that names them
                 names = [column for column in COLUMNS if column in present] or present
                 yield from table.iter_batches(batch_size=_ROWS, columns=names)
             return
@@ -232,14 +239,15 @@ def rows_of(batch: pa.RecordBatch, name: str) -> list[list[tuple[Ids, Mask]] | s
             "an audit reads data that is tokenised already"
         )
     present = [column for column in COLUMNS[:-1] if column in batch.schema.names]
-    getters = {column: _lists(batch, column, name) for column in present}
+    getters = {column: _list_getter(batch, column, name) for column in present}
     rows: list[list[tuple[Ids, Mask]] | str] = []
     for number in range(batch.num_rows):
-        rows.append(_sequences_of_row({column: get(number) for column, get in getters.items()}))
+        cells = {column: get_list(number) for column, get_list in getters.items()}
+        rows.append(_sequences_of_row(cells))
     return rows
 
 
-def _lists(batch: pa.RecordBatch, column: str, name: str) -> Row:
+def _list_getter(batch: pa.RecordBatch, column: str, name: str) -> Row:
     """Return a function from a row's number to its list of a column, None where it has none."""
     cells = batch.column(column)
     if pa.types.is_fixed_size_list(cells.type):
@@ -254,13 +262,13 @@ def _lists(batch: pa.RecordBatch, column: str, name: str) -> Row:
     is_valid = cells.is_valid().to_numpy(zero_copy_only=False)
     has_nulls = values.null_count > 0
 
-    def get(row: int) -> Int | None:
+    def get_list(row: int) -> Int | None:
         numbers = values.slice(offsets[row], offsets[row + 1] - offsets[row])
         if not is_valid[row] or (has_nulls and numbers.null_count):
             return None
         return numbers.to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
 
-    return get
+    return get_list
 
 
 def _sequences_of_row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | str:
@@ -282,7 +290,7 @@ def _sequences_of_row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | 
     else:
         for mask in map(cells.get, MASKS):
             trained = trained if mask is None else trained & (mask != 0)
-    starts = _starts(cells, len(ids))
+    starts = _sequence_starts(cells, len(ids))
     if starts is None:
         return "seq_lengths_do_not_add_up"
     attended = cells.get("attention_mask")
@@ -300,7 +308,7 @@ def _sequences_of_row(cells: dict[str, Int | None]) -> list[tuple[Ids, Mask]] | 
     return sequences
 
 
-def _starts(cells: dict[str, Int | None], length: int) -> list[int] | None:
+def _sequence_starts(cells: dict[str, Int | None], length: int) -> list[int] | None:
     """Positions at which a row's sequences begin; None if `seq_lengths` do not add up."""
     if "seq_lengths" in cells:
         lengths = cells["seq_lengths"]

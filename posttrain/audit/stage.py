@@ -1,4 +1,4 @@
-"""The audit of a data set: what of it is read, its figures, and the artifact that keeps them."""
+"""Stage `audit`: identify and read a data set, compute its figures, write the artifact of them."""
 
 from __future__ import annotations
 
@@ -94,6 +94,7 @@ def audit_data(inputs: AuditInputs) -> AuditedData:
 
 
 def _stats(recipe: AuditConfig, reader: SetReader, audit: Audit) -> dict[str, Any]:
+    """Stats of the manifest: rows, figures and limits by source, and the violations."""
     figures = {name: source.stats() for name, source in audit.figures.items()}
     rows: dict[str, dict[str, Any]] = {}
     for source, rows_in in reader.rows_in.items():

@@ -36,7 +36,12 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Change b − a of one figure, over the questions to which it applies on both sides."""
+    """Change b − a of a figure, over the questions to which it applies on both sides.
+
+    Attributes:
+        low, high: 95 % interval of `difference`.
+        p: two-sided p-value of no change, by `test`.
+    """
 
     a: float
     b: float
@@ -81,7 +86,13 @@ def differences(
     *,
     least: int,
 ) -> Row:
-    """Changes of the named figures, if at least `least` questions have a value on both sides."""
+    """Changes b − a of the named figures, by name.
+
+    Args:
+        a, b: values of each figure.
+        difference: computes the change of a figure.
+        least: questions that must have a value on both sides; other figures are left out.
+    """
     row: Row = {}
     for name in names:
         questions_a = by_question(a[name])
@@ -107,6 +118,7 @@ class Changes:
 
     @property
     def each(self) -> Floats:
+        """Change of each question, `(questions,)`."""
         return self.after - self.before
 
     def interval(self, *, quantile: float = 0.975) -> tuple[float, float]:
@@ -150,8 +162,9 @@ def shared_changes(a: Clustered, b: Clustered) -> Changes:
     index_in_b: Mapping[object, int] = {name: i for i, name in enumerate(b.names)}
     pairs = [(i, index_in_b[name]) for i, name in enumerate(a.names) if name in index_in_b]
     shared_a, shared_b = np.asarray(pairs).T
-    inverse = float((1 / a.counts[shared_a] + 1 / b.counts[shared_b]).mean())
-    return Changes(a.means[shared_a], b.means[shared_b], samples=2 / inverse)
+    # the variance of a change goes with the inverse numbers of samples, so these are averaged
+    inverse_counts = float((1 / a.counts[shared_a] + 1 / b.counts[shared_b]).mean())
+    return Changes(a.means[shared_a], b.means[shared_b], samples=2 / inverse_counts)
 
 
 def rate_difference(a: Clustered, b: Clustered) -> Difference:
@@ -180,7 +193,7 @@ def _difference(changes: Changes) -> Difference:
 
 @dataclass(frozen=True, slots=True)
 class RunCheckpoint:
-    """One checkpoint of one run."""
+    """Checkpoint of a finished run, with its records and the lock of the run."""
 
     run: Path
     checkpoint: str
@@ -257,7 +270,7 @@ def comparable(
     return records_a, records_b
 
 
-# -- a gate: does the second do worse than the first by more than a rule allows? -------------------
+# -- a gate: is the second checkpoint worse than the first by more than a rule allows? -------------
 
 _HIGHER_IS_BETTER = {"accuracy", "adherence", "called_tool"}
 Verdict = Literal["pass", "inconclusive", "fail"]
@@ -265,7 +278,7 @@ Verdict = Literal["pass", "inconclusive", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class GateRow:
-    """One figure of one cell under a rule of the gate.
+    """Figure of a cell under a rule of the gate.
 
     Attributes:
         change: change of the figure, signed so that less is worse; nan if a side has no value.

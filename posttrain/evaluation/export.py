@@ -1,4 +1,4 @@
-"""The figures of a run for other tools: `scores.csv`, `table.md` for a paper, `results.yml`.
+"""Exports of a run's figures for other tools: `scores.csv`, `table.md` for a paper, `results.yml`.
 
 `results.yml` is laid out as NeMo Evaluator's (packages/nemo-evaluator, api_dataclasses), whose
 classes read it, with the row of all tasks as its group. A standard error there is the 95 %

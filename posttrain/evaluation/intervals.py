@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-Z95 = 1.959963984540054  # two-sided 95 %
-DRAWS = 1000
+Z95 = 1.959963984540054  # normal quantile of a two-sided 95 % interval
+DRAWS = 1000  # of a bootstrap
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Values = Sequence[tuple[float, Hashable]]
-"""The values of a figure, each with the question that it belongs to."""
+"""Values of a figure, each with the question that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure with its 95 % interval, and the number of its questions and samples."""
+    """Figure with its 95 % interval, and the number of its questions and samples."""
 
     value: float
     low: float
@@ -37,7 +37,12 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Clustered:
-    """Samples by question, in order of first sight; `index` is the question of each sample."""
+    """Samples grouped by question, with the questions in order of first sight.
+
+    Attributes:
+        names, means, counts: `(questions,)`; mean value and number of samples of each question.
+        index: `(samples,)`, index of each sample's question.
+    """
 
     names: tuple[Hashable, ...]
     means: Floats
@@ -129,26 +134,29 @@ def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
 
 
 def ratio(sums: Sequence[float], counts: Sequence[int]) -> Estimate:
-    """A mean over all items from the sums and counts of clusters, with its 95 % interval.
+    """Mean over all items, from the sums and counts of clusters, with its 95 % interval.
 
-    The jackknife variance over clusters, with their t quantile: tokens of one row are not
-    independent, and rows differ in length. `samples` is the number of items.
+    The interval is of the jackknife variance over clusters, with their t quantile: tokens of one
+    row are not independent, and rows differ in length.
+
+    Returns:
+        An estimate whose questions are the clusters, and whose samples are the items.
     """
     assert len(sums) == len(counts) > 1, "a variance needs two clusters"
     items = int(np.sum(counts))
     value = float(np.sum(sums)) / items
     clusters = len(sums)
-    # how far the ratio moves, times the number of items, where one cluster is left out
-    moves = (np.asarray(sums) - value * np.asarray(counts)) / (1 - np.asarray(counts) / items)
-    error = math.sqrt((clusters - 1) / clusters * float(np.sum(moves**2))) / items
+    # change of the ratio, times the number of items, where one cluster is left out
+    changes = (np.asarray(sums) - value * np.asarray(counts)) / (1 - np.asarray(counts) / items)
+    error = math.sqrt((clusters - 1) / clusters * float(np.sum(changes**2))) / items
     half = float(stats.t.ppf(0.975, clusters - 1)) * error
     return Estimate(value, value - half, value + half, questions=clusters, samples=items)
 
 
 def pass_at(k: int, *, samples: int, solved: int) -> float:
-    """Unbiased pass@k: the chance that k of n samples hold a solved one.
+    """Unbiased pass@k: probability that k of n samples include a solved one.
 
-    1 − C(n − c, k) / C(n, k) for c solved samples (Chen et al. 2021, arXiv 2107.03374).
+    It is 1 − C(n − c, k) / C(n, k) for c solved samples (Chen et al. 2021, arXiv 2107.03374).
     """
     assert 1 <= k <= samples
     assert 0 <= solved <= samples
@@ -157,7 +165,7 @@ def pass_at(k: int, *, samples: int, solved: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """A length's mean, median and 90th percentile."""
+    """Mean, median and 90th percentile of a length."""
 
     mean: Estimate
     median: Estimate

@@ -46,7 +46,11 @@ _NOT_MALFORMED = frozenset({"unclosed_think"})
 
 
 def measure(record: Record) -> dict[str, float]:
-    """Every figure that applies to a completion; none if the backend failed on it."""
+    """Measure a graded completion.
+
+    Returns:
+        Figures that apply to the completion, by name; none if the backend failed on it.
+    """
     if record.failed:
         return {}
     completion = record.completion
@@ -82,6 +86,7 @@ def correct(record: Record) -> bool | None:
 
 
 def _adheres(record: Record, step: Step) -> bool:
+    """True if a step reasons where its prompt asks for it, and does not where thinking is off."""
     if not record.prompt.thinking:
         return OPEN not in step.text and CLOSE not in step.text
     reasoning = step.parsed.reasoning
@@ -89,7 +94,7 @@ def _adheres(record: Record, step: Step) -> bool:
 
 
 class Cell(NamedTuple):
-    """Completions that a row of figures is about."""
+    """Key of the completions that a row of figures is about."""
 
     checkpoint: str
     task: str
@@ -98,8 +103,10 @@ class Cell(NamedTuple):
 
 
 def by_cell(records: Sequence[Record]) -> dict[Cell, list[Record]]:
-    """Group records by cell, in their order; cells of all tasks together follow if there are
-    several tasks."""
+    """Group records by cell, in their order.
+
+    If there are several tasks, cells of all tasks together follow, with the task "all".
+    """
     cells: defaultdict[Cell, list[Record]] = defaultdict(list)
     pooled_cells: defaultdict[Cell, list[Record]] = defaultdict(list)
     for record in records:
@@ -108,15 +115,22 @@ def by_cell(records: Sequence[Record]) -> dict[Cell, list[Record]]:
         cell = Cell(record.checkpoint, prompt.source, prompt.setting, mode)
         cells[cell].append(record)
         pooled_cells[cell._replace(task=ALL)].append(record)
-    by_cell = dict(cells)
+    all_cells = dict(cells)
     for cell, cell_records in pooled_cells.items():
         if len({record.prompt.source for record in cell_records}) > 1:
-            by_cell[cell] = cell_records
-    return by_cell
+            all_cells[cell] = cell_records
+    return all_cells
 
 
 def cell_rows(records: Sequence[Record], *, seed: int) -> list[Row]:
-    """One row of figures for each cell; `seed` seeds the bootstrap draws."""
+    """Rows of figures, one for each cell.
+
+    Args:
+        seed: of the bootstrap draws.
+
+    Returns:
+        Counts, and rates and lengths with 95 % intervals over questions.
+    """
     rows: list[Row] = []
     for cell, cell_records in by_cell(records).items():
         answered = [record for record in cell_records if not record.failed]
@@ -155,20 +169,23 @@ def cell_rows(records: Sequence[Record], *, seed: int) -> list[Row]:
 
 
 def alert_rows(records: Sequence[Record]) -> list[Row]:
-    """Alerts to show first: units where more than a third of the completions are truncated, or
-    lack the format that their prompts ask for."""
+    """Alerts about units whose completions are often of no use.
+
+    A unit has a row where more than a third of its completions are truncated, or lack the format
+    that their prompts ask for.
+    """
     rows: list[Row] = []
     units: defaultdict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in records:
         if not record.failed:
             units[record.checkpoint, unit_name(record.prompt)].append(record)
     for (checkpoint, unit), unit_records in units.items():
-        ended = [record for record in unit_records if not record.completion.truncated]
+        finished = [record for record in unit_records if not record.completion.truncated]
         unit_alert = alert(
             f"{checkpoint}, {unit}",
             completions=len(unit_records),
-            truncated=len(unit_records) - len(ended),
-            unformatted=sum(record.score.unanswered for record in ended),
+            truncated=len(unit_records) - len(finished),
+            unformatted=sum(record.score.unanswered for record in finished),
         )
         if unit_alert is not None:
             rows.append(unit_alert)
@@ -218,6 +235,7 @@ def _pass_rates(records: Sequence[Record]) -> Row:
 
 
 EXAMPLES_OF_A_KIND = 2  # in each cell
+# completions to read: with an undeclared call, and without one right and wrong
 _KINDS: tuple[Callable[[Record], bool], ...] = (
     lambda record: record.verdict.hallucinated,
     lambda record: not record.verdict.hallucinated and record.score.value == 1.0,

@@ -11,14 +11,14 @@ resolved.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
 
 from posttrain.config.eval import RecoveryConfig
-from posttrain.evaluation.intervals import Clustered, by_question
+from posttrain.evaluation.intervals import by_question
 from posttrain.evaluation.metrics import ALL, by_cell, values_of
 from posttrain.evaluation.run import Record
 
@@ -67,8 +67,9 @@ def recovery(
     questions = len(before)
     if questions < 2:
         return None
-    gains = scores[1] - scores[0]
-    leads = scores[2] - scores[0]
+    before_scores, after_scores, teacher_scores = scores
+    gains = after_scores - before_scores
+    leads = teacher_scores - before_scores
     gain = float(gains.mean())
     lead = float(leads.mean())
     # variances and covariance of the two means
@@ -88,45 +89,55 @@ def recovery(
 def recovery_rows(
     records: Mapping[str, Sequence[Record]], config: RecoveryConfig
 ) -> list[dict[str, Any]]:
-    """A row for each task × setting × mode: mean accuracy of the student before and after and of
-    the task's teacher, over the questions that all three have, and the recovery."""
-    accuracies: dict[str, dict[tuple[str, ...], Clustered]] = {}
-    for checkpoint in {config.before, config.after, *config.teachers.values()}:
-        cells = by_cell(records[checkpoint])
-        accuracies[checkpoint] = {
-            cell[1:]: by_question(values)
-            for cell, rows in cells.items()
-            if cell.task != ALL and (values := values_of(rows)["accuracy"])
-        }
+    """Rows of recovery, one for each task that has a teacher, setting and reasoning mode.
+
+    A row has the mean accuracy of the student before and after and of the task's teacher, over the
+    questions that all three have, and the recovery; None where it is not resolved.
+
+    Args:
+        records: by checkpoint.
+    """
+    scores_before = _accuracies(records[config.before])
+    scores_after = _accuracies(records[config.after])
+    teachers = dict.fromkeys(config.teachers.values())
+    scores_of_teacher = {teacher: _accuracies(records[teacher]) for teacher in teachers}
     rows: list[dict[str, Any]] = []
-    for cell, before in accuracies[config.before].items():
-        teacher = config.teachers.get(cell[0])
+    for cell, cell_before in scores_before.items():
+        task, setting, thinking = cell
+        teacher = config.teachers.get(task)
         if teacher is None:
             continue
-        sides = [before, accuracies[config.after].get(cell), accuracies[teacher].get(cell)]
-        scores = _shared_scores([side for side in sides if side is not None])
-        if None in sides or not scores[0]:
+        cell_after = scores_after.get(cell, {})
+        cell_teacher = scores_of_teacher[teacher].get(cell, {})
+        shared = [name for name in cell_before if name in cell_after and name in cell_teacher]
+        if not shared:
             continue
-        result = recovery(*scores)
-        means = [float(np.mean(values)) for values in scores]
-        rows.append(
-            {
-                "task": cell[0],
-                "setting": cell[1],
-                "thinking": cell[2],
-                "teacher": teacher,
-                "questions": len(scores[0]),
-                "before": means[0],
-                "after": means[1],
-                "teacher_mean": means[2],
-                "recovery": None if result is None else result._asdict(),
-            }
-        )
+        before = [cell_before[name] for name in shared]
+        after = [cell_after[name] for name in shared]
+        teacher_scores = [cell_teacher[name] for name in shared]
+        result = recovery(before, after, teacher_scores)
+        row: dict[str, Any] = {
+            "task": task,
+            "setting": setting,
+            "thinking": thinking,
+            "teacher": teacher,
+            "questions": len(shared),
+            "before": float(np.mean(before)),
+            "after": float(np.mean(after)),
+            "teacher_mean": float(np.mean(teacher_scores)),
+            "recovery": None if result is None else result._asdict(),
+        }
+        rows.append(row)
     return rows
 
 
-def _shared_scores(sides: Sequence[Clustered]) -> list[list[float]]:
-    """Mean scores of the questions that all sides have, in one order."""
-    of_question = [dict(zip(side.names, side.means.tolist(), strict=True)) for side in sides]
-    shared = [name for name in of_question[0] if all(name in scores for scores in of_question[1:])]
-    return [[scores[name] for name in shared] for scores in of_question]
+def _accuracies(records: Sequence[Record]) -> dict[tuple[str, ...], dict[Hashable, float]]:
+    """Mean accuracy of each question, by (task, setting, thinking)."""
+    accuracies: dict[tuple[str, ...], dict[Hashable, float]] = {}
+    for cell, cell_records in by_cell(records).items():
+        values = values_of(cell_records)["accuracy"]
+        if cell.task != ALL and values:
+            questions = by_question(values)
+            means = dict(zip(questions.names, questions.means.tolist(), strict=True))
+            accuracies[cell.task, cell.setting, cell.thinking] = means
+    return accuracies

@@ -49,12 +49,16 @@ INSPECT = "inspect"  # in place of a grader: inspect runs the task and scores it
 Lock = dict[str, Any]
 Attempts = Sequence[tuple[Prompt, Completion]]
 Grade = Callable[[str, Attempts], Sequence[Score]]
-"""A grader's name and attempts → one score each, in order."""
+"""Name of a grader and attempts → a score of each attempt, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The prompts of one task in one setting, the same for every checkpoint: a file of records."""
+    """Prompts of a task in a setting, the same for all checkpoints; its records are one file.
+
+    Attributes:
+        samples: of each prompt.
+    """
 
     task: str
     setting: str
@@ -63,10 +67,12 @@ class Unit:
 
     @property
     def name(self) -> str:
+        """Name of the unit, in files and messages."""
         return f"{self.task}.{self.setting}"
 
     @property
     def size(self) -> int:
+        """Number of completions of a checkpoint."""
         return len(self.prompts) * self.samples
 
 
@@ -88,7 +94,11 @@ def units_of(prompts: Sequence[Prompt], samples_of: Callable[[str], int]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One completion of one prompt by one checkpoint, graded."""
+    """Graded completion of a prompt by a checkpoint.
+
+    Attributes:
+        verdict: tool calls that were detected in the completion.
+    """
 
     checkpoint: str
     prompt: Prompt
@@ -209,7 +219,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def record_path(out: Path, checkpoint: str, unit: str) -> Path:
-    """Path of the records of one unit and checkpoint."""
+    """Path of the records of a unit and checkpoint."""
     return out / RECORDS / checkpoint / f"{unit}.jsonl"
 
 

@@ -1,8 +1,8 @@
 """Accuracy on originals and on their variants, paired question by question.
 
 Tasks of `posttrain synthesize` with `kind: twin` say in `metadata.variant_of` which question they
-belong to, and in `metadata.arm` whether they are the original. What a model knows by heart it
-solves on originals alone.
+belong to, and in `metadata.arm` whether they are the original. A model that knows the answers by
+heart solves the originals alone.
 """
 
 from __future__ import annotations

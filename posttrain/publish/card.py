@@ -1,7 +1,7 @@
-"""The model card of a checkpoint: front matter that hubs read, how to serve it, its lineage.
+"""Model card of a checkpoint: front matter that hubs read, commands to serve it, its lineage.
 
 A card is its owner's to edit: no manifest binds it, and a later stage takes license, base model and
-datasets over from the card that lies there. What nothing declares is written as unknown.
+datasets over from the card in the folder. A license that nothing declares is written as unknown.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from posttrain.runs import MANIFEST, Parent
 CARD = "README.md"
 UNKNOWN = "unknown"
 _UNNAMED = "THIS_FOLDER_OR_HUB_ID"
-# https://huggingface.co/docs/hub/repositories-licenses: those that data and models usually have;
-# any other name goes into `license_name`
+# licenses that data and models usually have, of those at
+# https://huggingface.co/docs/hub/repositories-licenses; any other name goes into `license_name`
 _IDENTIFIERS = (
     "apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigcode-openrail-m afl-3.0"
     " artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause c-uda cc cc0-1.0 cc-by-2.0 cc-by-2.5"
@@ -44,9 +44,10 @@ class Origins:
     """Origins of a checkpoint, as far as recipes, manifests and cards declare them.
 
     Attributes:
-        base_model: the hub id it began with; None: random weights, or a folder without one.
+        base_model: hub id of the model that training began with; None for random weights, or for a
+            folder that names none.
         datasets: hub ids.
-        licenses: each license with what it is of; `unknown` where none is declared.
+        licenses: names of models and data by their license; `unknown` where none is declared.
     """
 
     base_model: str | None
@@ -65,17 +66,17 @@ def origins_of(
     """Collect what the base, the adapter's card and every artifact in the lineage declare.
 
     Args:
-        out: the checkpoint's folder, from which the paths of `parents` lead.
-        base: folder or hub id of the model that it began with; None: random weights.
+        out: folder of the checkpoint, which the paths of `parents` are relative to.
+        base: folder or hub id of the model that training began with; None for random weights.
         stats: of the run, which may name inputs of its own.
-        adapter: a folder whose weights were merged into the base.
+        adapter: folder whose weights were merged into the base.
     """
     base_model: str | None = None
     datasets = set[str]()
     licenses: dict[str, set[str]] = {}
 
-    def declare(origin: str, *declared: str | None) -> None:
-        for license in declared or (UNKNOWN,):
+    def declare(origin: str, *declared_licenses: str | None) -> None:
+        for license in declared_licenses or (UNKNOWN,):
             licenses.setdefault(license or UNKNOWN, set()).add(origin)
 
     if base is not None:
@@ -88,8 +89,11 @@ def origins_of(
         declare("the model it began with", *_card_licenses(card))
     if adapter is not None:
         declare("the adapter", *_card_licenses(_front_matter(str(adapter))))
-    lineages = [trace(out / parent.path) for parent in parents if parent.kind != "checkpoint"]
-    nodes = {node.digest: node for lineage in lineages for node in lineage}
+    nodes: dict[str, Node] = {}
+    for parent in parents:
+        if parent.kind != "checkpoint":  # the card of the base declares its own origins
+            for node in trace(out / parent.path):
+                nodes[node.digest] = node
     for node in nodes.values():
         if node.manifest is None:
             declare(f"the {node.kind} {node.digest[:12]}, which was not found")
@@ -97,11 +101,13 @@ def origins_of(
         sources = list(_sources(node.manifest.config))
         datasets |= {source["hub"] for source in sources if source["hub"]}
         row_licenses = _row_licenses(node)
-        for name, license in row_licenses:
-            declare(name, license)
-        for source in () if row_licenses else sources:
-            name = source.get("name") or source["hub"] or node.kind
-            declare(str(name), source.get("license"))
+        if row_licenses:  # more exact than the recipe
+            for name, license in row_licenses:
+                declare(name, license)
+        else:
+            for source in sources:
+                name = source.get("name") or source["hub"] or node.kind
+                declare(str(name), source.get("license"))
     # RL names its prompts in the run's stats
     for prompt_file in (stats or {}).get("inputs", ()):
         if prompt_file["sha256"] is None:
@@ -112,7 +118,7 @@ def origins_of(
 
 
 def _sources(config: Any) -> Iterator[dict[str, Any]]:
-    """Yield every mapping of a recipe that says where rows come from."""
+    """Yield the mappings of a recipe that name a source of rows, by `hub` and `path`."""
     if isinstance(config, dict):
         row = cast(dict[str, Any], config)
         if "hub" in row and "path" in row:
@@ -132,13 +138,12 @@ def _row_licenses(node: Node) -> list[tuple[str, str | None]]:
         return []
     columns = ["source", "license"]
     table = concat_tables([parquet.read_table(file, columns=columns) for file in files])
-    return [
-        (row["source"], row["license"]) for row in table.group_by(columns).aggregate([]).to_pylist()
-    ]
+    distinct_rows = table.group_by(columns).aggregate([]).to_pylist()
+    return [(row["source"], row["license"]) for row in distinct_rows]
 
 
 def _front_matter(model: str) -> dict[str, Any]:
-    """The YAML head of a model's card, in its folder or in the hub's cache; {} if it has none."""
+    """YAML head of a model's card, in its folder or in the hub's cache; {} if it has none."""
     from huggingface_hub import ModelCard, try_to_load_from_cache
 
     file = Path(model) / CARD
@@ -159,13 +164,13 @@ def _card_licenses(card: Mapping[str, Any]) -> list[str]:
 
 
 def _texts(field: Any) -> list[str]:
-    """A card's field as texts: people write one, a list, a number or nothing."""
+    """Texts of a card's field, in which people write a text, a list, a number or nothing."""
     values = cast(list[Any], field) if isinstance(field, list) else [field]
     return [str(value) for value in values if value is not None]
 
 
 def license_fields(licenses: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """`license` and, for one that the hub has no identifier of, `license_name`."""
+    """Fields of a card's head: `license`, and `license_name` where the hub has no identifier."""
     names = {name.lower() for name in licenses}
     if not names or UNKNOWN in names:
         return {"license": UNKNOWN}
@@ -184,12 +189,13 @@ def checkpoint_card(
     parents: Sequence[Parent],
     details: Sequence[str],
 ) -> str:
-    """The text of a card: Markdown with a YAML head.
+    """Text of a card: Markdown with a YAML head.
 
     Args:
-        method: names the run, such as `sft`.
-        folder: has the tokenizer and its template.
+        method: name of the training method, such as `sft`.
+        folder: of the checkpoint, with its tokenizer and template.
         summary: lines on what the run did.
+        parents: artifacts that the lineage lists.
         details: further sections.
     """
     from huggingface_hub import ModelCardData
@@ -220,48 +226,54 @@ def checkpoint_card(
 
 
 def serving_section(folder: Path, *, name: str) -> list[str]:
-    """Lines that say how to serve a checkpoint, which the commands call `name`."""
-    switch = None
+    """Lines of the card on serving: commands, the tokens that end generation, reasoning off.
+
+    Args:
+        name: folder or hub id of the checkpoint in the commands.
+    """
     dtype = checkpoint_dtype(folder)
     if is_quantised(folder):
         dtype = "bfloat16"  # vLLM refuses float32 for what is not in FP8
     # vLLM serves float32 in bfloat16 unless told
     flags = f" --dtype {dtype}" if dtype else ""
+    thinking_key = None
     template = _own_template(folder)
     if template is not None:
-        reasoning = reasoning_parser(template)
-        calls = tool_parser(template)
-        flags += f" --reasoning-parser {reasoning}" if reasoning else ""
-        flags += f" --enable-auto-tool-choice --tool-call-parser {calls}" if calls else ""
-        switch = next((n for n in ("enable_thinking", "thinking") if n in template.source), None)
+        reasoning_name = reasoning_parser(template)
+        if reasoning_name:
+            flags += f" --reasoning-parser {reasoning_name}"
+        tool_name = tool_parser(template)
+        if tool_name:
+            flags += f" --enable-auto-tool-choice --tool-call-parser {tool_name}"
+        keys = ("enable_thinking", "thinking")
+        thinking_key = next((key for key in keys if key in template.source), None)
     request: dict[str, Any] = {"model": name, "messages": [{"role": "user", "content": "7*8?"}]}
-    if switch:
-        request["chat_template_kwargs"] = {switch: True}
+    if thinking_key:
+        request["chat_template_kwargs"] = {thinking_key: True}
     stops = ", ".join(f"`{token}`" for token in stop_tokens(folder)) or "no token that it names"
-    ending = f"Generation ends at {stops} (`generation_config.json`); the chat template is the "
-    ending += "tokenizer's own."
-    if switch:
-        ending += f" `{switch}` false switches reasoning off."
-    # both would load quantised weights without their scales
-    loading = [f"posttrain chat {name}", f"transformers serve {name}"]
+    notes = f"Generation ends at {stops} (`generation_config.json`); the chat template is the "
+    notes += "tokenizer's own."
+    if thinking_key:
+        notes += f" `{thinking_key}` false switches reasoning off."
+    commands = [f"posttrain chat {name}", f"transformers serve {name}"]
     if is_quantised(folder):
-        loading = []
+        commands = []  # both would load quantised weights without their scales
     return [
         "## Serving",
         "",
         "```bash",
-        *loading,
+        *commands,
         f"vllm serve {name}{flags}",
         "curl http://localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\",
         f"  -d '{json.dumps(request)}'",
         "```",
         "",
-        ending,
+        notes,
     ]
 
 
 def marked(name: str, lines: Sequence[str]) -> list[str]:
-    """A section between marks, by which it is found when it is written anew."""
+    """Lines of a section between marks, by which `replace_section` finds it."""
     return [f"<!-- posttrain: {name} -->", *lines, f"<!-- end of {name} -->"]
 
 
@@ -320,7 +332,7 @@ def tool_parser(template: ChatTemplate) -> str | None:
 
 
 def stop_tokens(folder: Path) -> list[str]:
-    """The texts of the tokens at which the checkpoint's generation config stops."""
+    """Texts of the tokens at which the checkpoint's generation config stops."""
     configured = _json(folder / "generation_config.json").get("eos_token_id")
     if configured is None:
         return []

@@ -1,4 +1,4 @@
-"""A checkpoint made from a checkpoint: what every stage that does so needs beside its weights."""
+"""Checkpoints made from checkpoints: tokenizer, card and manifest that belong to new weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from posttrain.runs import (
 )
 
 KIND = "checkpoint"
-# beginnings of the names of files that are copied beside the merged weights
+# beginnings of the names of files that are copied beside the new weights
 _COPIED = (
     "tokenizer",
     "chat_template",
@@ -67,13 +67,14 @@ class Derived:
 
 
 def read_source(path: Path | str) -> Source:
-    """A folder or hub id, with its manifest where it is an artifact.
+    """Read the manifest of a folder that is an artifact; a hub id or other folder has none.
 
     Raises:
         DataError: an artifact of another kind, or whose files have changed.
     """
     is_artifact = (Path(path) / MANIFEST).is_file()
-    return Source(str(path), read_artifact(path, kind=KIND) if is_artifact else None)
+    manifest = read_artifact(path, kind=KIND) if is_artifact else None
+    return Source(str(path), manifest)
 
 
 def copy_tokenizer(tokenizer: Any, *, origin: str, folder: Path) -> None:
@@ -140,7 +141,7 @@ def derive_checkpoint(
         parents: list[Parent] = []
         for source in sources:
             if source.manifest is not None:
-                if not parents:
+                if not parents:  # the first parent names the template
                     template_digest = source.manifest.template_digest
                 parents.append(parent_of(source.path, relative_to=out, manifest=source.manifest))
         card = checkpoint_card(
@@ -152,10 +153,11 @@ def derive_checkpoint(
             details=[],
         )
         atomic_write_text(out / CARD, card)
-        written = {path.name for path in out.iterdir() if path.is_file()} - {CARD, STAGE}
+        # the card is its owner's to edit, so the manifest does not bind it
+        listed_files = {path.name for path in out.iterdir() if path.is_file()} - {CARD, STAGE}
         manifest = run.finish(
             counts=Counts(0, 0),
-            files=dict.fromkeys(written),
+            files=dict.fromkeys(listed_files),
             parents=parents,
             template_digest=template_digest,
             stats=derived.stats,

@@ -1,9 +1,9 @@
-"""Publishing a checkpoint on a hub: choose files, write the card, commit, verify the result.
+"""Publish a checkpoint on a hub: choose files, write the card, commit, verify the result.
 
-Published is what the manifest lists, still hashes to and is named here. `posttrain.json` is the
-manifest for readers, without paths of this machine; no stage takes it for one of its own.
-`huggingface_hub` takes the address from HF_ENDPOINT and the token from HF_TOKEN or `hf auth login`,
-and tries transfers again. Files are added and replaced, never deleted.
+A file is published if the manifest lists it, its hash is unchanged, and its name is allowed here.
+`posttrain.json` is the manifest for readers, without paths of this machine; no stage takes it for
+one of its own. `huggingface_hub` takes the address from HF_ENDPOINT and the token from HF_TOKEN or
+`hf auth login`, and tries transfers again. Files are added and replaced, never deleted.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from posttrain.publish.card import CARD, UNKNOWN, license_fields, replace_sectio
 from posttrain.runs import MANIFEST, STAGE, Manifest, read_artifact
 
 LINEAGE = "posttrain.json"
-# those of `posttrain.evaluation.metrics.RATES` that say most of a model, and their headings
+# the most telling rates of `posttrain.evaluation.metrics.RATES`, and their headings
 _SHOWN = {"accuracy": "accuracy", "hallucination": "undeclared calls", "truncated": "truncated"}
-# a vocabulary may hold what looks like a path
+# files of a tokenizer, apart from other texts: a vocabulary may hold what looks like a path
 _TOKENIZER = {
     "tokenizer.json",
     "tokenizer.model",
@@ -62,11 +62,12 @@ class UploadPlan:
     """Files, card and checks of one upload.
 
     Attributes:
-        files: path in the repository → file here, or bytes.
-        left_out: file or folder → why.
-        hashes: sha256 of each of these files, as it was checked.
-        card: the text of README.md.
-        warnings: what a reader of the card will miss.
+        files: path in the repository → file on this machine, or bytes.
+        left_out: file or folder → reason.
+        hashes: path in the repository → sha256.
+        card: text of README.md.
+        digest: of the checkpoint's manifest.
+        warnings: sentences on what the card lacks.
     """
 
     repository: str
@@ -85,7 +86,7 @@ def upload_plan(
     evaluations: Sequence[Path] = (),
     license: str | None = None,
 ) -> UploadPlan:
-    """Decide what of a checkpoint is published; nothing is written and no network is used.
+    """Plan the upload of a checkpoint; nothing is written and no network is used.
 
     Args:
         repository: `ORG/NAME`.
@@ -93,7 +94,8 @@ def upload_plan(
         license: of the weights; None keeps the card's.
 
     Raises:
-        ConfigError: no such name can be, no weights in safetensors, a secret or a home directory.
+        ConfigError: an impossible name, no weights in safetensors, or a file with a secret or a
+            folder of this machine.
         DataError: no finished checkpoint, changed files, a card without a head, or an evaluation
             of another checkpoint.
     """
@@ -218,26 +220,28 @@ def _figures(evaluation: Path, digest: str) -> tuple[list[Any], list[str]]:
     metrics = json.loads((evaluation / "metrics.json").read_text("utf-8"))
     cells = [cell for cell in metrics["cells"] if cell["checkpoint"] == name]
     hubs = {row["name"]: row.get("hub") for row in manifest.config.get("prompts", ())}
-    results = [
-        EvalResult(
+    results: list[Any] = []
+    for cell in cells:
+        accuracy = cell["rates"].get("accuracy")
+        if accuracy is None:
+            continue
+        result = EvalResult(
             task_type="text-generation",
             dataset_type=hubs.get(cell["task"]) or cell["task"],
             dataset_name=cell["task"],
             # entries of one data set and config would be put together
             dataset_config=f"{cell['setting']}, thinking {cell['thinking']}",
-            dataset_args={"questions": rate["questions"], "samples": rate["samples"]},
+            dataset_args={"questions": accuracy["questions"], "samples": accuracy["samples"]},
             metric_type="accuracy",
-            metric_name=f"accuracy, 95 % interval {_interval(rate)}",
-            metric_value=round(rate["value"], 4),
+            metric_name=f"accuracy, 95 % interval {_interval_text(accuracy)}",
+            metric_value=round(accuracy["value"], 4),
         )
-        for cell in cells
-        if (rate := cell["rates"].get("accuracy")) is not None
-    ]
+        results.append(result)
     sampling = manifest.config["sampling"]
     keys = ("temperature", "top_p", "top_k", "max_tokens")
     settings = ", ".join(f"{key} {sampling[key]}" for key in keys if key in sampling)
     head = ("task", "setting", "thinking", "questions", "unscored", *_SHOWN.values())
-    rows = [head, ["---"] * len(head), *map(_cells, cells)]
+    rows = [head, ["---"] * len(head), *map(_table_row, cells)]
     return results, [
         f"Evaluation `{manifest.digest}` of checkpoint `{digest}`, {settings}, seed "
         f"{manifest.seed}; in parentheses 95 % intervals over questions.",
@@ -246,28 +250,30 @@ def _figures(evaluation: Path, digest: str) -> tuple[list[Any], list[str]]:
     ]
 
 
-def _cells(cell: Mapping[str, Any]) -> list[str]:
-    rates = cell["rates"]
+def _table_row(cell: Mapping[str, Any]) -> list[str]:
+    """Texts of a row of the card's table, from a cell of the evaluation's metrics."""
     unscored = cell["failed"] + cell["unscored"]
-    cells = [cell["task"], cell["setting"], cell["thinking"]]
-    cells += [f"{cell['questions']:,}", f"{unscored:,}"]
+    texts = [cell["task"], cell["setting"], cell["thinking"]]
+    texts += [f"{cell['questions']:,}", f"{unscored:,}"]
     for name in _SHOWN:
-        rate = rates.get(name)
-        cells.append("–" if rate is None else f"{rate['value']:.1%} ({_interval(rate)})")
-    return cells
+        rate = cell["rates"].get(name)
+        texts.append("–" if rate is None else f"{rate['value']:.1%} ({_interval_text(rate)})")
+    return texts
 
 
-def _interval(rate: Mapping[str, Any]) -> str:
+def _interval_text(rate: Mapping[str, Any]) -> str:
     return f"{rate['low']:.1%} to {rate['high']:.1%}"
 
 
 def _without_paths(value: Any) -> Any:
+    """JSON value with folders of this machine replaced by "…"; the last part of a path stays."""
     if isinstance(value, dict):
         return {key: _without_paths(inner) for key, inner in cast(dict[str, Any], value).items()}
     if isinstance(value, list):
         return [_without_paths(inner) for inner in cast(list[Any], value)]
     if not isinstance(value, str):
         return value
+    # a text of several lines is no path, even if it begins like one
     if re.match(r"(?:/|~|\.\./|[A-Za-z]:[\\/])", value) and "\n" not in value:
         return f"…/{PureWindowsPath(value).name}"
     return _HOME.sub("…", value)
@@ -287,20 +293,23 @@ def _refuse_private(name: str, source: Path | bytes, folder: Path) -> None:
                 f"({secret[0][:8]}…); take it out, and have it revoked if it was ever published"
             )
         # a vocabulary may hold what looks like a home, but not this machine's folders
-        match = None if name in _TOKENIZER else _HOME.search(text)
-        hit = match[0] if match else next((path for path in private_paths if path in text), None)
-        if hit:
+        home = None if name in _TOKENIZER else _HOME.search(text)
+        if home:
+            private_path = home[0]
+        else:
+            private_path = next((path for path in private_paths if path in text), None)
+        if private_path:
             raise ConfigError(
-                f"{folder / name}{position}: names a folder of this machine ({hit}); take it "
-                "out, or train again with a path relative to the working directory"
+                f"{folder / name}{position}: names a folder of this machine ({private_path}); take "
+                "it out, or train again with a path relative to the working directory"
             )
 
 
 def _texts_of(name: str, source: Path | bytes) -> Iterator[tuple[str, str]]:
-    """Yield (position, text) for every text of a file that is published.
+    """Yield the texts of a file, each with its position in words for a message.
 
-    Of weights these are the texts of the header, of a tokenizer its entries, each alone, of any
-    other file its lines.
+    The texts of weights are those of the header; of a tokenizer, its entries, each alone; of any
+    other file, its lines.
     """
     if name.endswith(".safetensors"):
         assert isinstance(source, Path), "weights are sent as they lie here"
@@ -320,7 +329,7 @@ def _texts_of(name: str, source: Path | bytes) -> Iterator[tuple[str, str]]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """All texts of a JSON value, its keys too."""
+    """Yield all texts of a JSON value, its keys too."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -333,7 +342,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 def push(plan: UploadPlan, *, private: bool) -> None:
-    """Publish, and print what is done; the same call resumes after a failure.
+    """Publish a planned upload and print its steps; the same call resumes after a failure.
 
     Args:
         private: create a private repository; an existing public one is then refused.
@@ -393,12 +402,12 @@ def push(plan: UploadPlan, *, private: bool) -> None:
             f"{name}: {' '.join(str(cause).split())}; what was transferred stays; rerun the "
             "same command to resume"
         ) from error
-    wrong: list[str] = []
+    differing: list[str] = []
     for operation in operations:
         if not _has_hash(published.get(operation.path_in_repo), operation):
-            wrong.append(operation.path_in_repo)
-    if wrong:
-        raise ConfigError(f"{name}: the hub does not hold what was sent: {', '.join(wrong)}")
+            differing.append(operation.path_in_repo)
+    if differing:
+        raise ConfigError(f"{name}: the hub does not hold what was sent: {', '.join(differing)}")
     print(f"commit {commit.oid[:12]}: {len(plan.files)} files, checked against their hashes")
     print(commit.repo_url)
 

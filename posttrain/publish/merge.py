@@ -1,6 +1,8 @@
-"""A LoRA adapter folded into its base: a checkpoint of plain weights, with the proof that it says
-the same. The sum is worked out in float32 and rounded once; logits of base and adapter are compared
-with those of the files that were written, read again in float32."""
+"""Merge a LoRA adapter into its base: a checkpoint of plain weights, checked to give the same.
+
+The sum is computed in float32 and rounded once; logits of base and adapter are compared with those
+of the files that were written, read again in float32.
+"""
 
 from __future__ import annotations
 
@@ -40,12 +42,12 @@ _PROBE = (4, 64)  # rows and columns of the random token ids that logits are com
 
 @dataclass(frozen=True, slots=True)
 class AdapterSource:
-    """An adapter and what it belongs to.
+    """LoRA adapter and the base that it was trained on.
 
     Attributes:
-        folder: the folder that the user named, which is `adapter` or holds it.
-        adapter: the folder of the adapter's config and weights.
-        base: the model that it was trained on.
+        folder: folder that the user named, which is `adapter` or holds it.
+        adapter: folder of the adapter's config and weights.
+        base: model that the adapter was trained on.
         revision: revision of the base, where that is a hub id.
     """
 
@@ -65,12 +67,12 @@ class AdapterSource:
 
 @dataclass(frozen=True, slots=True)
 class MergeCheck:
-    """Relative root mean squares over the logits of a probe.
+    """Root mean squares of differences of logits on a probe, over that of the logits.
 
     Attributes:
         difference: between the adapted model and the merged files.
         effect: between the base and the adapted model.
-        tolerance: how much `difference` may be.
+        tolerance: highest `difference` that is allowed.
     """
 
     difference: float
@@ -113,22 +115,22 @@ def adapter_source(folder: Path, *, base: str | None) -> AdapterSource:
 
 
 def _check_trained_on(folder: Source, base: Source) -> None:
-    """Raises ConfigError if the adapter's manifest names another checkpoint as its base."""
+    """Raise ConfigError if the adapter's manifest names another checkpoint as its base."""
     if folder.manifest is None:
         return
-    trained_on = [p.digest for p in folder.manifest.parents if p.kind == "checkpoint"]
-    if not trained_on:
+    base_digests = [p.digest for p in folder.manifest.parents if p.kind == "checkpoint"]
+    if not base_digests:
         return
-    if base.manifest is None or base.manifest.digest not in trained_on:
+    if base.manifest is None or base.manifest.digest not in base_digests:
         actual = base.manifest.digest[:12] if base.manifest else "no checkpoint with a manifest"
         raise ConfigError(
-            f"{folder.path} was trained on checkpoint {trained_on[0][:12]}, {base.path} is "
+            f"{folder.path} was trained on checkpoint {base_digests[0][:12]}, {base.path} is "
             f"{actual}: name the right one with --base"
         )
 
 
 def base_dtype(source: AdapterSource) -> MergeDtype:
-    """The dtype that the base is saved in; float32 for any other than bfloat16.
+    """Dtype to merge in: bfloat16 if the base is saved in it, float32 for any other.
 
     Raises:
         ConfigError: the base cannot be read.
@@ -144,11 +146,15 @@ def base_dtype(source: AdapterSource) -> MergeDtype:
 def merge(source: AdapterSource, out: Path, *, dtype: MergeDtype) -> MergeCheck:
     """Write the merged checkpoint: weights, tokenizer, template, generation config, card, manifest.
 
+    Args:
+        out: folder to write; a complete checkpoint of the same merge is left as it is.
+        dtype: of the written weights.
+
     Raises:
-        ConfigError: it cannot be loaded, does not fit its tokenizer, `out` belongs to something
-            else, or the written weights differ by more than the tolerance; then nothing stays.
+        ConfigError: the adapter cannot be loaded or does not fit its tokenizer, `out` belongs to
+            something else, or the logits differ by more than the tolerance; then nothing stays.
     """
-    # the license of an adapter that is no checkpoint of ours stands in its own card, not the base's
+    # an adapter that is no checkpoint of ours declares its license in a card of its own
     is_foreign = source.folder.manifest is None
     stats = derive_checkpoint(
         out,

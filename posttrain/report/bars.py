@@ -31,8 +31,10 @@ def bar_chart_svg(chart: BarChart) -> Markup:
     """Draw stacked bars from zero, with a tooltip for each part."""
     labels = [label for label, _ in chart.bars]
     totals = [sum(parts) for _, parts in chart.bars]
-    ticks = _ticks(max(totals, default=0), whole=all(total == int(total) for total in totals))
+    are_counts = all(total == int(total) for total in totals)
+    ticks = _round_ticks(max(totals, default=0), integer=are_counts)
     tick_labels = [tick_label(tick, ticks[1]) for tick in ticks]
+    # edges of the area of the bars, in pixels from the top left
     left = 34 + CHARACTER * max(map(len, tick_labels))
     keys = chart.parts if len(chart.parts) > 1 else ()
     columns = max(1, min(len(keys), 400 // (CHARACTER * max(map(len, keys), default=0) + 34)))
@@ -60,7 +62,7 @@ def bar_chart_svg(chart: BarChart) -> Markup:
             tooltip = writable(f"{label}: {part:,.0f}")
             shapes.append(Markup("<g><title>{}</title>{}</g>").format(tooltip, bar))
             low = high
-    # as many labels as stand side by side
+    # labels of some bars are left out where they would overlap
     stride = math.ceil(CHARACTER * (max(map(len, labels), default=0) + 1) / slot)
     for index in range(0, len(labels), stride):
         shapes.append(_text(left + (index + 0.5) * slot, bottom + 20, labels[index]))
@@ -70,8 +72,9 @@ def bar_chart_svg(chart: BarChart) -> Markup:
         shapes.append(_rectangle(x, x + 14, y + 10, y, colour))
         shapes.append(_text(x + 22, y + 10, name, anchor="start"))
     shapes.append(_text(middle, height - 8, chart.x))
-    turned = f"rotate(-90 14 {(top + bottom) / 2:.1f})"
-    shapes.append(_text(14, (top + bottom) / 2, chart.y, transform=turned))
+    y_middle = (top + bottom) / 2
+    rotation = f"rotate(-90 14 {y_middle:.1f})"
+    shapes.append(_text(14, y_middle, chart.y, transform=rotation))
 
     # a name may hold text of the data, and surrogates would make the page unwritable
     name = writable(f"{chart.y} by {chart.x}")
@@ -81,24 +84,26 @@ def bar_chart_svg(chart: BarChart) -> Markup:
 
 
 def tick_label(value: float, step: float) -> str:
-    """A tick's label with the digits in which it differs from one a step away: 12k, 0.25, 3M."""
+    """Label of a tick (12k, 0.25, 3M), with the digits that tell it from a tick one step away."""
     digits = 6
     if value:
         digits = max(digits, math.floor(math.log10(abs(value))) - math.floor(math.log10(step)) + 2)
+    # thousands are shortened from 10,000 on: "1500" reads better than "1.5k"
     sizes = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0.0, 1.0, ""))
     scale, unit = next((scale, unit) for size, scale, unit in sizes if abs(value) >= size)
     return f"{value / scale:.{digits}g}{unit}"
 
 
-def _ticks(most: float, *, whole: bool) -> Sequence[float]:
-    """Round numbers from zero to at least `most`; whole ones for counts."""
-    most = most or 1.0
-    magnitude = 10.0 ** math.floor(math.log10(most / _MAX_INTERVALS))
+def _round_ticks(highest: float, *, integer: bool) -> Sequence[float]:
+    """Ticks at round numbers from zero to at least the highest value; integers for counts."""
+    highest = highest or 1.0
+    magnitude = 10.0 ** math.floor(math.log10(highest / _MAX_INTERVALS))
     steps = [magnitude * step for step in STEPS]
-    if whole:
+    if integer:
         steps = [step for step in steps if step == int(step)] or [1.0]
-    step = next(step for step in steps if step * _MAX_INTERVALS >= most * (1 - 1e-9))
-    return [step * k for k in range(math.ceil(most / step - 1e-9) + 1)]
+    # 1e-9 forgives rounding: a value at a tick needs no tick above it
+    step = next(step for step in steps if step * _MAX_INTERVALS >= highest * (1 - 1e-9))
+    return [step * k for k in range(math.ceil(highest / step - 1e-9) + 1)]
 
 
 def _rectangle(left: float, right: float, low: float, high: float, colour: str) -> Markup:
@@ -115,8 +120,8 @@ def _line(left: float, right: float, y: float, colour: str) -> Markup:
 def _text(
     x: float, y: float, words: str, *, anchor: str = "middle", transform: str | None = None
 ) -> Markup:
-    turned = Markup(' transform="{}"').format(transform) if transform else ""
+    attribute = Markup(' transform="{}"').format(transform) if transform else ""
     return Markup(
         '<text x="{:.2f}" y="{:.2f}"{} style="font-size: 13px; text-anchor: {}; '
         'fill: var(--muted)">{}</text>'
-    ).format(x, y, turned, anchor, writable(words))
+    ).format(x, y, attribute, anchor, writable(words))

@@ -1,4 +1,4 @@
-"""The report's charts as inline SVG that takes the page's colours and font; bars are in `bars`.
+"""Charts of the report as inline SVG in the page's colours and font; bars are drawn by `bars`.
 
     chart_svg(LineChart([Series("loss", [10, 20], [3.1, 2.2])], x="step", y="loss"))  →  "<svg …>"
 
@@ -62,13 +62,15 @@ SETTINGS: dict[Any, Any] = {
     "xtick.major.pad": 7,
     "ytick.major.pad": 7,
 }
-LINE = {"a": ACCENT, "b": THIRD, "c": THIRD, "d": INK, "e": ACCENT, "f": INK}
-DASHED = "cef"
-SHARE = "share"  # of a y axis: its labels are per cent
-Ticks = tuple[Sequence[float], Sequence[str]]  # places and labels
+LINE = {"a": ACCENT, "b": THIRD, "c": THIRD, "d": INK, "e": ACCENT, "f": INK}  # by style
+DASHED = "cef"  # styles
+SHARE = "share"  # title of a y axis whose labels are per cent
+_MAX_DOTTED_POINTS = 24  # of a line: more dots than that would run into each other
+Ticks = tuple[Sequence[float], Sequence[str]]  # positions and labels
 
 
 def chart_svg(chart: Chart) -> Markup:
+    """Draw a chart as an SVG element; without matplotlib, the text that asks for it."""
     if isinstance(chart, BarChart):
         return bar_chart_svg(chart)
     if find_spec("matplotlib") is None:
@@ -88,73 +90,88 @@ def chart_svg(chart: Chart) -> Markup:
         axes.patch.set_visible(False)
         match chart:
             case LineChart():
-                _lines(axes, chart)
+                _draw_lines(axes, chart)
             case IntervalChart():
-                _intervals(axes, chart, height)
+                _draw_intervals(axes, chart, height)
+        # a date would change the bytes of each drawing
         metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         FigureCanvasSVG(axes.get_figure(root=True)).print_svg(out, metadata=metadata)
     name = chart.x if isinstance(chart, IntervalChart) else f"{chart.y} by {chart.x}"
-    return Markup(_inline(out.getvalue(), name))  # noqa: S704 - our own drawing
+    return Markup(_inline_svg(out.getvalue(), name))  # noqa: S704 - our own drawing
 
 
-def _ticks(values: Sequence[float], *, whole: bool = False) -> Ticks:
-    """Round places that enclose the values."""
+def _round_ticks(values: Sequence[float], *, integer: bool = False) -> Ticks:
+    """Ticks at round numbers that enclose the values."""
     from matplotlib.ticker import MaxNLocator
 
-    locator = MaxNLocator(5, steps=list(STEPS), integer=whole)
-    places = locator.tick_values(*locator.nonsingular(min(values), max(values)))
-    return places, [tick_label(place, places[1] - places[0]) for place in places]
+    locator = MaxNLocator(5, steps=list(STEPS), integer=integer)
+    positions = locator.tick_values(*locator.nonsingular(min(values), max(values)))
+    step = positions[1] - positions[0]
+    return positions, [tick_label(position, step) for position in positions]
 
 
-def _lines(axes: Axes, chart: LineChart) -> None:
-    """Lines from step 0 on. Points that are not finite are left out."""
-    series = [one for one in map(_finite, chart.series) if one.x]
-    assert series, "a chart needs at least one point"
-    for one in reversed(series):  # the first on top
+def _draw_lines(axes: Axes, chart: LineChart) -> None:
+    """Draw lines from step 0 on, without points that are not finite."""
+    drawn_series = [series for series in map(_finite_points, chart.series) if series.x]
+    assert drawn_series, "a chart needs at least one point"
+    for series in reversed(drawn_series):  # the first is drawn last, so on top
+        dashed = series.style in DASHED
+        dotted = len(series.x) <= _MAX_DOTTED_POINTS and not dashed
         axes.plot(
-            one.x,
-            one.y,
-            color=LINE[one.style],
-            linestyle=(0, (3, 2.2)) if one.style in DASHED else "solid",
-            marker="o" if len(one.x) <= 24 and one.style not in DASHED else "",
-            label=one.name,
-            gid=f"{TITLE}{one.name}",
+            series.x,
+            series.y,
+            color=LINE[series.style],
+            linestyle=(0, (3, 2.2)) if dashed else "solid",
+            marker="o" if dotted else "",
+            label=series.name,
+            gid=f"{TITLE}{series.name}",
             clip_on=False,
         )
-    steps = [0.0, *(x for one in series for x in one.x)]
-    level = 0.0 if chart.from_zero else series[0].y[0]
-    x = _ticks(steps, whole=all(step == int(step) for step in steps))
-    y = _ticks([level, *(y for one in series for y in one.y)])
+    steps = [0.0]
+    levels = [0.0 if chart.from_zero else drawn_series[0].y[0]]
+    for series in drawn_series:
+        steps += series.x
+        levels += series.y
+    x = _round_ticks(steps, integer=all(step == int(step) for step in steps))
+    y = _round_ticks(levels)
     if chart.y == SHARE:
-        y = y[0], [f"{100 * place:.6g} %" for place in y[0]]
-    axes.set_xlim(x[0][0], x[0][-1])
-    _frame(axes, chart, x, y, [one.name for one in series])
+        shares, _ = y
+        y = (shares, [f"{100 * share:.6g} %" for share in shares])
+    x_positions, _ = x
+    axes.set_xlim(x_positions[0], x_positions[-1])
+    _draw_frame(axes, chart, x, y, [series.name for series in drawn_series])
 
 
-def _finite(one: Series) -> Series:
-    points = [(a, b) for a, b in zip(one.x, one.y, strict=True) if math.isfinite(b)]
-    return Series(one.name, [a for a, _ in points], [b for _, b in points], one.style)
+def _finite_points(series: Series) -> Series:
+    """Series without the points whose value is not finite, such as a diverged loss."""
+    points = [point for point in zip(series.x, series.y, strict=True) if math.isfinite(point[1])]
+    return Series(series.name, [x for x, _ in points], [y for _, y in points], series.style)
 
 
-def _frame(axes: Axes, chart: LineChart, x: Ticks, y: Ticks, keys: Sequence[str]) -> None:
-    """Ticks, titles, room for both, and keys above where there is more than one thing."""
+def _draw_frame(axes: Axes, chart: LineChart, x: Ticks, y: Ticks, keys: Sequence[str]) -> None:
+    """Draw ticks and titles beside the lines, and keys above them where there are several."""
     axes.set_xticks(*x)
     axes.set_yticks(*y)
-    axes.set_ylim(y[0][0], y[0][-1])
+    y_positions, y_labels = y
+    axes.set_ylim(y_positions[0], y_positions[-1])
     axes.grid(axis="y", clip_on=False)
-    left, top, height = 34 + CHARACTER * max(map(len, y[1])), 10, HEIGHT
+    left_margin = 34 + CHARACTER * max(map(len, y_labels))
+    top_margin = 10
+    bottom_margin = 52
+    height = HEIGHT
     if len(keys) > 1:
         columns = max(1, min(len(keys), 400 // (CHARACTER * max(map(len, keys)) + 34)))
         lines = math.ceil(len(keys) / columns)
-        top, height = top + 24 * lines, HEIGHT + 24 * (lines - 1)
+        top_margin += 24 * lines
+        height += 24 * (lines - 1)
         figure = axes.get_figure(root=True)
         assert figure is not None
         figure.set_size_inches(WIDTH / 72, height / 72)
+        # lines were drawn in reverse, so that the first is on top
         handles, labels = axes.get_legend_handles_labels()
-        order = slice(None, None, -1)
         axes.legend(
-            handles[order],
-            labels[order],
+            handles[::-1],
+            labels[::-1],
             loc="lower left",
             bbox_to_anchor=(0, 1.02),
             ncols=columns,
@@ -163,67 +180,73 @@ def _frame(axes: Axes, chart: LineChart, x: Ticks, y: Ticks, keys: Sequence[str]
             handlelength=1.3,
             handleheight=0.8,
         )
-    _place(axes, left, 18, top, 52, height)
+    _set_margins(axes, left_margin, 18, top_margin, bottom_margin, height)
     text = axes.figure.text
-    text((left / WIDTH + 1) / 2, 6 / height, chart.x, ha="center")
-    side: dict[str, Any] = {"rotation": "vertical", "rotation_mode": "anchor", "va": "top"}
-    text(6 / WIDTH, (height - top + 52) / 2 / height, chart.y, ha="center", **side)
+    text((left_margin / WIDTH + 1) / 2, 6 / height, chart.x, ha="center")
+    vertical: dict[str, Any] = {"rotation": "vertical", "rotation_mode": "anchor", "va": "top"}
+    middle = (height - top_margin + bottom_margin) / 2 / height
+    text(6 / WIDTH, middle, chart.y, ha="center", **vertical)
 
 
-def _place(axes: Axes, left: int, right: int, top: int, bottom: int, height: int) -> None:
-    """The axes within so many pixels of the drawing's edges."""
-    size = ((WIDTH - left - right) / WIDTH, (height - top - bottom) / height)
-    axes.set_position((left / WIDTH, bottom / height, *size))
+def _set_margins(axes: Axes, left: int, right: int, top: int, bottom: int, height: int) -> None:
+    """Leave margins, in pixels, between the axes and the edges of a drawing of a given height."""
+    width_share = (WIDTH - left - right) / WIDTH
+    height_share = (height - top - bottom) / height
+    axes.set_position((left / WIDTH, bottom / height, width_share, height_share))
 
 
-def _intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
-    """One line each, its share written beside it; a group's label stands at its first line."""
-    labels = [_short(row.label) for row in chart.rows]
-    places = _interval_places(chart)
-    for place, row, label in zip(places, chart.rows, labels, strict=True):
-        colour, share = LINE[row.style], f"{100 * row.share:.1f} %"
+def _draw_intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
+    """Draw a line for each interval, its share beside it; a group's label is at its first line."""
+    labels = [_shortened_label(row.label) for row in chart.rows]
+    positions = _interval_positions(chart)
+    for position, row, label in zip(positions, chart.rows, labels, strict=True):
+        colour = LINE[row.style]
+        share = f"{100 * row.share:.1f} %"
         axes.plot(
             [row.low, row.high],
-            [place, place],
+            [position, position],
             color=colour,
             alpha=0.45,
             linewidth=5,
             solid_capstyle="butt",
             clip_on=False,
         )
-        (dot,) = axes.plot(row.share, place, "o", color=colour, markersize=8, clip_on=False)
-        named = f"{chart.keys[row.style]}, {label}" if row.style in chart.keys else label
-        dot.set_gid(f"{TITLE}{named}: {share}")
-        axes.text(1.03, place, share, va="center_baseline", color=INK)
-    firsts = [k for k in range(len(labels)) if not k or labels[k] != labels[k - 1]]
+        (dot,) = axes.plot(row.share, position, "o", color=colour, markersize=8, clip_on=False)
+        name = f"{chart.keys[row.style]}, {label}" if row.style in chart.keys else label
+        dot.set_gid(f"{TITLE}{name}: {share}")
+        axes.text(1.03, position, share, va="center_baseline", color=INK)
+    # the first line of each group, whose label would otherwise be repeated
+    labelled = [k for k in range(len(labels)) if not k or labels[k] != labels[k - 1]]
     axes.set_xlim(0, 1)
-    axes.set_ylim(places[-1] + 0.6, -0.6)
+    axes.set_ylim(positions[-1] + 0.6, -0.6)  # from above to below
     axes.set_xticks([0, 0.5, 1], ["0 %", "50 %", "100 %"])
-    axes.set_yticks([places[k] for k in firsts], [labels[k] for k in firsts])
+    axes.set_yticks([positions[k] for k in labelled], [labels[k] for k in labelled])
     axes.tick_params("y", labelcolor=INK)
     axes.spines["bottom"].set_visible(False)
     axes.grid(axis="x", clip_on=False)
-    left = max(54, min(WIDTH * 2 // 3, CHARACTER * max(map(len, labels)) + 10))
-    _place(axes, left, 70, 4 + _key_height(chart), 48, height)
-    axes.figure.text((left + WIDTH - 70) / WIDTH / 2, 6 / height, chart.x, ha="center")
-    x = left / WIDTH
-    for style, name in chart.keys.items():
-        named = f"● {_short(name, 24)}"
-        axes.figure.text(x, 1 - 16 / height, named, color=LINE[style])
-        x += (CHARACTER * len(named) + 14) / WIDTH
+    left_margin = max(54, min(WIDTH * 2 // 3, CHARACTER * max(map(len, labels)) + 10))
+    right_margin = 70  # the written shares
+    _set_margins(axes, left_margin, right_margin, 4 + _key_height(chart), 48, height)
+    middle = (left_margin + WIDTH - right_margin) / WIDTH / 2
+    axes.figure.text(middle, 6 / height, chart.x, ha="center")
+    x = left_margin / WIDTH
+    for style, meaning in chart.keys.items():
+        key = f"● {_shortened_label(meaning, 24)}"
+        axes.figure.text(x, 1 - 16 / height, key, color=LINE[style])
+        x += (CHARACTER * len(key) + 14) / WIDTH
 
 
-def _interval_places(chart: IntervalChart) -> list[float]:
-    """Where each line stands: a whole line apart, closer within a group."""
-    apart = 1.1 if chart.keys else 1.0
-    places: list[float] = []
+def _interval_positions(chart: IntervalChart) -> list[float]:
+    """Vertical position of each interval, in lines from the top; those of a group are closer."""
+    distance = 1.1 if chart.keys else 1.0
+    positions: list[float] = []
     for number, row in enumerate(chart.rows):
         if not number:
-            places.append(0.0)
+            positions.append(0.0)
             continue
-        together = chart.rows[number - 1].label == row.label
-        places.append(places[-1] + (0.7 if together else apart))
-    return places
+        same_group = chart.rows[number - 1].label == row.label
+        positions.append(positions[-1] + (0.7 if same_group else distance))
+    return positions
 
 
 def _key_height(chart: IntervalChart) -> int:
@@ -231,20 +254,29 @@ def _key_height(chart: IntervalChart) -> int:
 
 
 def _interval_height(chart: IntervalChart) -> int:
-    return 52 + _key_height(chart) + round(ROW * (_interval_places(chart)[-1] + 1))
+    """Height in pixels of a chart of intervals."""
+    lines = _interval_positions(chart)[-1] + 1
+    return 52 + _key_height(chart) + round(ROW * lines)
 
 
-def _short(label: str, most: int = 42) -> str:
-    """A label that has room beside the intervals: its beginning and its end."""
-    return label if len(label) <= most else f"{label[: most // 2]}…{label[1 - most // 2 :]}"
+def _shortened_label(label: str, max_characters: int = 42) -> str:
+    """Beginning and end of a label that is longer than the room for it."""
+    if len(label) <= max_characters:
+        return label
+    half = max_characters // 2
+    return f"{label[:half]}…{label[1 - half :]}"
 
 
-def _inline(document: str, name: str) -> str:
-    """An SVG document of matplotlib's as an element of a page; `name` is for who cannot see it."""
+def _inline_svg(document: str, name: str) -> str:
+    """Turn an SVG document of matplotlib into an element of a page.
+
+    Args:
+        name: text for those who cannot see the drawing.
+    """
     root = ElementTree.fromstring(document)  # noqa: S314 - written by matplotlib just now
-    used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', document))
+    referenced_ids = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', document))
     for element in root.iter():
-        _clean(element, used)
+        _clean_element(element, referenced_ids)
     for element in list(root):
         if element.find("style") is not None:  # it would apply to the whole page
             root.remove(element)
@@ -257,15 +289,15 @@ def _inline(document: str, name: str) -> str:
     return re.sub(r"\s*\n\s*", "", markup)
 
 
-def _clean(element: ElementTree.Element, used: set[str]) -> None:
-    """Tooltips for ids that ask for one; no ids that nothing refers to, and no namespaces."""
+def _clean_element(element: ElementTree.Element, referenced_ids: set[str]) -> None:
+    """Remove namespaces and unused ids; an id that begins with `TITLE` becomes a tooltip."""
     element.tag = element.tag.rpartition("}")[2]
     for key in [key for key in element.attrib if "}" in key]:
         element.attrib[key.rpartition("}")[2]] = element.attrib.pop(key)
-    own = element.get("id", "")
-    if own not in used:
+    element_id = element.get("id", "")
+    if element_id not in referenced_ids:
         element.attrib.pop("id", None)
-    if own.startswith(TITLE):
+    if element_id.startswith(TITLE):
         tooltip = ElementTree.Element("title")
-        tooltip.text = own.removeprefix(TITLE)
+        tooltip.text = element_id.removeprefix(TITLE)
         element.insert(0, tooltip)

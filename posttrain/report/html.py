@@ -23,7 +23,7 @@ from posttrain.report.diagram import diagram_svg
 if TYPE_CHECKING:
     from jinja2 import Template
 
-UNFINISHED = "data-unfinished"  # near the beginning of a page
+UNFINISHED = "data-unfinished"  # attribute near the beginning of an unfinished run's page
 _TAGS = {
     "bold": Markup("<b>{}</b>"),
     "faint": Markup('<span class="faint">{}</span>'),
@@ -36,7 +36,7 @@ _GLUED = re.compile(r"(?<=[\d%]) (?=%|[–…×+] ?[\d+−-])|(?<=[–…×+]) (
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """What a page says of a run that has not finished.
+    """State of a run that has not finished, as its page tells it.
 
     Attributes:
         refresh: seconds after which a browser reads the page again; None: the run has stopped.
@@ -57,23 +57,33 @@ def page_html(
     lead: ui.Words = (),
     state: RunState | None = None,
 ) -> str:
-    """The page of the sections that have content; a script is in it only where there are samples to
-    pick from, or a run goes on."""
-    picks = any(isinstance(block, ui.Samples) for part in sections for block in part.blocks)
+    """HTML page of the sections that have content.
+
+    Args:
+        kicker: small line above the title.
+        tiles: headline figures.
+        lead: paragraph below the title.
+        state: of a run that has not finished; None: it has.
+    """
+    blocks = (block for section in sections for block in section.blocks)
+    has_samples = any(isinstance(block, ui.Samples) for block in blocks)
+    # without samples to filter or a run to follow, the page needs no script
+    needs_script = has_samples or (state is not None and state.due)
     page = _template().render(
-        sections=[part for part in sections if part.blocks],
+        sections=[section for section in sections if section.blocks],
         title=title,
         kicker=kicker,
         tiles=tiles,
         lead=lead,
         state=state,
-        script=_own("page.js") if picks or (state and state.due) else "",
+        script=_read_asset("page.js") if needs_script else "",
     )
     # surrogates from damaged data would make the file unwritable
     return writable(page)
 
 
-def _own(name: str) -> Markup:
+def _read_asset(name: str) -> Markup:
+    """Read a file of this folder, to be put into the page as it is."""
     return Markup((Path(__file__).parent / name).read_text("utf-8").strip())  # noqa: S704
 
 
@@ -88,15 +98,22 @@ def _template() -> Template:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        anchor=_anchor, cell=_cell, diagram=diagram_svg, headed=ui.headed, json=_json, kind=_kind,
-        runs=_runs, svg=chart_svg, words=_words,
-    )  # fmt: skip
-    environment.globals |= {"style": _own("page.css"), "unfinished": UNFINISHED}
+        anchor=_anchor,
+        cell=_cell_markup,
+        diagram=diagram_svg,
+        headed=ui.headed,
+        json=_attribute_json,
+        kind=_kind,
+        runs=_chart_runs,
+        svg=chart_svg,
+        words=_words_markup,
+    )
+    environment.globals |= {"style": _read_asset("page.css"), "unfinished": UNFINISHED}
     return environment.get_template("page.html.jinja")
 
 
-def _json(values: Sequence[object]) -> str:
-    """JSON for an attribute; figures that are not finite are none."""
+def _attribute_json(values: Sequence[object]) -> str:
+    """JSON for an attribute; figures that are not finite become null."""
     finite = [None if isinstance(v, float) and not math.isfinite(v) else v for v in values]
     return json.dumps(finite, ensure_ascii=False)
 
@@ -105,23 +122,25 @@ def _kind(block: ui.Block) -> str:
     return type(block).__name__
 
 
-def _runs(blocks: Sequence[ui.Block]) -> Iterator[tuple[bool, list[ui.Block]]]:
-    """Blocks in their order, charts that follow each other as one group."""
-    for charts, run in groupby(blocks, key=lambda block: isinstance(block, ui.Chart)):
-        yield charts, list(run)
+def _chart_runs(blocks: Sequence[ui.Block]) -> Iterator[tuple[bool, list[ui.Block]]]:
+    """Runs of blocks that are all charts (True), which share a row of the page, or all others."""
+    for are_charts, run in groupby(blocks, key=lambda block: isinstance(block, ui.Chart)):
+        yield are_charts, list(run)
 
 
 def _anchor(title: str) -> str:
+    """Id of a section, for links to it: "Before and after" → before-and-after."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
-def _words(words: ui.Words) -> Markup:
+def _words_markup(words: ui.Words) -> Markup:
     if isinstance(words, str):
         return escape(_GLUED.sub("\N{NO-BREAK SPACE}", words))
-    return Markup("").join(map(_word, words))
+    return Markup("").join(map(_part_markup, words))
 
 
-def _word(part: str | ui.Styled | ui.Link) -> str:
+def _part_markup(part: str | ui.Styled | ui.Link) -> str:
+    """Markup of a part of a text; a plain string is escaped when it is joined."""
     match part:
         case ui.Styled():
             return _TAGS[part.style].format(part.text)
@@ -131,17 +150,19 @@ def _word(part: str | ui.Styled | ui.Link) -> str:
             return part
 
 
-def _cell(value: object) -> Markup:
+def _cell_markup(value: object) -> Markup:
     match value:
         case None:
             return Markup('<span class="faint">–</span>')
         case ui.Digest(full=str()):
             return Markup('<code title="{}">{}</code>').format(value.full, ui.plain(value))
         case ui.Link():
-            return _words([value])
+            return _words_markup([value])
         case ui.TableCell():
-            lead = "\N{EM SPACE}" * max(value.indent - 1, 0) + "↳ " * (value.indent > 0)
+            indent = ""
+            if value.indent > 0:
+                indent = "\N{EM SPACE}" * (value.indent - 1) + "↳ "
             below = Markup("<br><small>{}</small>").format(value.below) if value.below else ""
-            return escape(lead) + _cell(value.value) + below
+            return escape(indent) + _cell_markup(value.value) + below
         case _:
-            return _words(ui.plain(value))
+            return _words_markup(ui.plain(value))

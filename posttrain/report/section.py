@@ -13,15 +13,16 @@ from typing import Any, ParamSpec
 
 Row = Mapping[str, Any]
 Args = ParamSpec("Args")
-SHOWN_CHARACTERS = 3000
-# of a section to read: a page stays below about 5 MB
-MOST_SAMPLES, MOST_CHARACTERS = 2000, 2_000_000
-_WORD = re.compile(r"[^\W\d_]{2}|…$")
+SHOWN_CHARACTERS = 3000  # of a text
+# limits of a section to read, with which a page stays below about 5 MB
+MOST_SAMPLES = 2000
+MOST_CHARACTERS = 2_000_000
+_WORD = re.compile(r"[^\W\d_]{2}|…$")  # two letters, or text that was cut
 
 
 @dataclass(frozen=True, slots=True)
 class Styled:
-    """Text in a style: bold, faint, code, or mark (highlighted: trained on, or the model's own)."""
+    """Text in a style: bold, faint, code, or mark (highlighted: trained on, or by the model)."""
 
     text: str
     style: str
@@ -49,33 +50,37 @@ class TableCell:
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """A digest: shown by its first characters."""
+    """Digest of a file or a run, of which the first characters are shown."""
 
     full: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A head and rows of values. `total`: the last row is a sum."""
+    """Table of values with a head; with `total` its last row is a sum."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[object]]
     total: bool = False
 
     def numeric(self) -> set[int]:
-        """The columns to align on the right: values and no words, the first column apart."""
-        columns = [[plain(value) for value in column] for column in zip(*self.rows, strict=True)]
-        return {
-            k
-            for k, column in enumerate(columns)
-            if k and any(column) and not any(_WORD.search(text) for text in column)
-        }
+        """Indices of the columns of numbers, which are aligned on the right; never the first."""
+        numeric_columns: set[int] = set()
+        for index, column in enumerate(zip(*self.rows, strict=True)):
+            texts = [plain(value) for value in column]
+            if index and any(texts) and not any(_WORD.search(text) for text in texts):
+                numeric_columns.add(index)
+        return numeric_columns
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One line; `style` is `a` (accent), `b` (muted) or `d` (dark), or one of these dashed and
-    without dots: `e`, `c`, `f`."""
+    """Line of a chart.
+
+    Attributes:
+        style: `a` (accent), `b` (muted) or `d` (dark); `e`, `c` and `f` are these three dashed and
+            without dots.
+    """
 
     name: str
     x: Sequence[float]
@@ -85,7 +90,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """Lines over a shared x axis. `from_zero`: the y axis includes 0."""
+    """Chart of lines over a shared x axis; with `from_zero` the y axis includes 0."""
 
     series: Sequence[Series]
     x: str
@@ -96,7 +101,12 @@ class LineChart:
 
 @dataclass(frozen=True, slots=True)
 class BarChart:
-    """Vertical bars, each a label and the heights of its parts from below, named in `parts`."""
+    """Chart of vertical bars.
+
+    Attributes:
+        bars: of each bar its label and the heights of its parts, from below.
+        parts: names of the parts; () where bars have a single one.
+    """
 
     bars: Sequence[tuple[str, Sequence[float]]]
     x: str
@@ -107,7 +117,7 @@ class BarChart:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A share with its interval; `style` as for `Series`."""
+    """Share in [0, 1] with its interval; `style` as for `Series`."""
 
     label: str
     low: float
@@ -118,8 +128,12 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class IntervalChart:
-    """Shares in [0, 1] as dots on their intervals, one line each; lines that follow each other and
-    have one label are a group. `keys`: what styles mean, by style."""
+    """Chart of shares as dots on their intervals, a line each.
+
+    Attributes:
+        rows: shares; those that follow each other and have one label are a group.
+        keys: meaning of each style.
+    """
 
     rows: Sequence[Interval]
     x: str
@@ -129,7 +143,7 @@ class IntervalChart:
 
 @dataclass(frozen=True, slots=True)
 class DiagramNode:
-    """A box of a diagram: its name, a smaller line below it, and the page that it leads to."""
+    """Box of a diagram: its name, a smaller line below it, and the page that it leads to."""
 
     name: str
     below: str = ""
@@ -138,7 +152,7 @@ class DiagramNode:
 
 @dataclass(frozen=True, slots=True)
 class Diagram:
-    """Boxes joined by arrows, drawn from above to below; edges are (from, to), by place."""
+    """Boxes joined by arrows, drawn from above to below; edges are (from, to) indices of nodes."""
 
     nodes: Sequence[DiagramNode]
     edges: Sequence[tuple[int, int]]
@@ -147,7 +161,7 @@ class Diagram:
 
 @dataclass(frozen=True, slots=True)
 class Dialogue:
-    """Text as it is, with its line ends: a conversation, what counts in it highlighted."""
+    """Text of a conversation with its line ends; what counts in it is highlighted."""
 
     words: Words
 
@@ -188,9 +202,10 @@ Chart = LineChart | BarChart | IntervalChart
 
 
 def headed(chart: Chart) -> tuple[str, str]:
-    """A chart's title, the first sentence of its caption, and what follows that."""
-    first, point, rest = chart.caption.partition(". ")
-    return (first if point else first.removesuffix(".")), rest
+    """Title of a chart, which is the first sentence of its caption, and the rest of the caption."""
+    first_sentence, separator, remainder = chart.caption.partition(". ")
+    title = first_sentence if separator else first_sentence.removesuffix(".")
+    return title, remainder
 
 
 # plain words are a paragraph
@@ -199,7 +214,7 @@ Block = Words | Table | Chart | Diagram | Dialogue | Fold | Samples | Columns
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A title and what stands below it; without blocks it is not shown. `missing`: why not."""
+    """Title and the blocks below it; without blocks it is not shown, and `missing` says why."""
 
     title: str
     blocks: Sequence[Block] = ()
@@ -209,91 +224,119 @@ class Section:
 def section(
     title: str,
 ) -> Callable[[Callable[Args, Iterable[Block]]], Callable[Args, Section]]:
-    """Make a function that yields blocks one that returns a section."""
-    return lambda blocks: lambda *args, **kwargs: Section(title, list(blocks(*args, **kwargs)))
+    """Decorator that makes a function which yields blocks return a section with this title."""
+
+    def decorate(yield_blocks: Callable[Args, Iterable[Block]]) -> Callable[Args, Section]:
+        def make_section(*args: Args.args, **kwargs: Args.kwargs) -> Section:
+            return Section(title, list(yield_blocks(*args, **kwargs)))
+
+        return make_section
+
+    return decorate
 
 
 Sections = Iterator[Section]
-Tile = tuple[str, str, str]  # a headline figure, what it is, a remark
+Tile = tuple[str, str, str]  # a headline figure, its name, a remark
 
 
 def percent(share: float | None, digits: int = 1) -> str | None:
-    """A share as text, e.g. "97.3 %"; None stays."""
+    """Text of a share, such as "97.3 %"; None for None."""
     return None if share is None else f"{100 * share:.{digits}f} %"
 
 
 def ratio(part: float, whole: float, digits: int = 1) -> str | None:
-    """A part of a whole as text; None where there is no whole."""
+    """Text of a part's share of a whole; None where the whole is 0."""
     return percent(part / whole, digits) if whole else None
 
 
-def estimate(found: Row | None, *, scale: float = 1.0, digits: int = 1) -> str | None:
-    """A value with its interval, e.g. "61.0 (55.2–66.4)"; None stays."""
-    if found is None:
+def estimate(row: Row | None, *, scale: float = 1.0, digits: int = 1) -> str | None:
+    """Text of a value with its interval, such as "61.0 (55.2–66.4)"; None for None.
+
+    Args:
+        row: has `value`, `low` and `high`, each of which is multiplied by `scale`.
+    """
+    if row is None:
         return None
-    value, low, high = (f"{scale * found[key]:.{digits}f}" for key in ("value", "low", "high"))
+    value, low, high = (f"{scale * row[key]:.{digits}f}" for key in ("value", "low", "high"))
     return f"{value} ({low}–{high})"
 
 
 def on_off(thinking: bool) -> str:
+    """Name of a reasoning mode."""
     return "on" if thinking else "off"
 
 
 def graded(score: float | None) -> str:
-    """A grader's score in words."""
+    """Words for a grader's score."""
     if score is None:
         return "unscored"
     return {1.0: "right", 0.0: "wrong"}.get(score, "partly right")
 
 
 def signed(value: float, digits: int, unit: str = "") -> str:
-    """A difference with its sign, as typographic minus."""
+    """Text of a difference with its sign, with a typographic minus."""
     return f"{value:+.{digits}f}{unit}".replace("-", "−")
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """Counts by name in one line, "duplicate 12, no_answer 3"; those of 0 are left out."""
+    """Line of counts by name, "duplicate 12, no_answer 3"; counts of 0 are left out."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
 def nested(counts: Mapping[str, Mapping[str, int]]) -> list[list[object]]:
-    """Counts of counts, one row each."""
-    return [[name, key, count] for name, own in counts.items() for key, count in own.items()]
+    """Table rows of counts by two names: [name, key, count]."""
+    rows: list[list[object]] = []
+    for name, counts_by_key in counts.items():
+        for key, count in counts_by_key.items():
+            rows.append([name, key, count])
+    return rows
 
 
 def dropped_rows(sources: Mapping[str, Row]) -> list[list[object]]:
-    """Of each source: a reason, how many rows it took, and one of them."""
-    return [
-        [name, reason, count, own["examples"].get(reason)]
-        for name, own in sources.items()
-        for reason, count in own["dropped"].items()
-    ]
+    """Table rows of what was dropped: [source, reason, count of rows, an example of them].
+
+    Args:
+        sources: stats of each source, with `dropped` and `examples` by reason.
+    """
+    table_rows: list[list[object]] = []
+    for source, source_stats in sources.items():
+        for reason, count in source_stats["dropped"].items():
+            table_rows.append([source, reason, count, source_stats["examples"].get(reason)])
+    return table_rows
 
 
 def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
-    """The beginning and the end of a text, with the number of characters left out between them."""
-    rest, half = len(text) - most, most // 2
-    return text if rest <= 0 else f"{text[: most - half]} … {rest:,} characters … {text[-half:]}"
+    """Beginning and end of a text of more than `most` characters, and the count of those between.
+
+    A shorter text is returned as it is.
+    """
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    half = most // 2
+    return f"{text[: most - half]} … {left_out:,} characters … {text[-half:]}"
 
 
-def is_shown(place: int, total: int) -> bool:
-    """Whether this one of so many samples is among the `MOST_SAMPLES` that are spread evenly."""
-    wanted = min(MOST_SAMPLES, total)
-    return (place + 1) * wanted // total > place * wanted // total
+def is_shown(index: int, total: int) -> bool:
+    """True for an evenly spread selection of `MOST_SAMPLES` of a total of samples."""
+    shown = min(MOST_SAMPLES, total)
+    # the count of shown samples grows by one at this index
+    return (index + 1) * shown // total > index * shown // total
 
 
 def room(samples: int, texts: int = 1) -> int:
-    """Characters to show of each text, where so many samples have so many texts each."""
+    """Characters to show of a text, from the numbers of samples and of texts in each."""
     return max(200, min(SHOWN_CHARACTERS, MOST_CHARACTERS // max(1, samples * texts)))
 
 
 def each(most: int, texts: int) -> int:
-    """Characters of each of so many texts that have about `most` between them."""
+    """Characters to show of each of several texts that share `most` characters."""
+    # beyond 15 texts each would be too short to be understood, so they have more together
     return most // min(max(1, texts), 15)
 
 
 def plain(value: object) -> str:
-    """A cell's value as text, for both renderers."""
+    """Text of a table cell's value, for both renderers."""
     match value:
         case None:
             return "–"
