@@ -249,6 +249,9 @@ def test_what_cannot_be_is_refused_while_the_recipe_is_read(tmp_path, keys, want
         (TASKS + "def (", {}, "SyntaxError.*line 27"),
         (TASKS, {"count": 6}, "5 samples"),
         (TASKS.replace("Sample(", "Sample(id=7, "), {}, "share an id"),
+        (TASKS.replace("Sample(", "Sample(id=7 if k < 2 else None, "), {}, "share an id"),
+        # a sample without an id is named by its position
+        (TASKS.replace("Sample(", "Sample(id='2' if k == 4 else None, "), {}, "share an id"),
         (TASKS.replace("dataset=samples", "dataset=samples, sandbox='none'"), {}, "cannot run"),
     ],
 )

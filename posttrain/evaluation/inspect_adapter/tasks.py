@@ -144,10 +144,9 @@ def task_prompts(config: InspectTask, setting: EvalSetting) -> list[Prompt]:
 
 def _check_ids(ids: Sequence[int | str | None], task: str, *, shuffled: bool) -> None:
     """Raise ConfigError where samples could not be told apart when the task is loaded again."""
-    without_id = ids.count(None)
-    repeated = len(set(map(str, ids))) < len(ids) - without_id
+    names = {str(number if id_ is None else id_) for number, id_ in enumerate(ids, start=1)}
     # without an id a sample is named by its position, which shuffling changes
-    if repeated or (shuffled and without_id):
+    if len(names) < len(ids) or (shuffled and None in ids):
         raise ConfigError(f"{task}: samples share an id, or are shuffled and have none")
 
 
