@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from posttrain.config.grpo import GrpoLossConfig, ImportanceConfig
 from posttrain.sampling.sampler import ScoreOutput, ScoreRequest
 from posttrain.training.rl import distillation
 from posttrain.training.rl.distillation import (
@@ -15,6 +16,7 @@ from posttrain.training.rl.distillation import (
     distillation_advantages,
     reverse_kl,
 )
+from posttrain.training.rl.loss import importance, token_loss
 
 VOCABULARY, LENGTH = 5, 3
 
@@ -172,3 +174,70 @@ def test_the_mean_sampled_gradient_is_that_of_the_reverse_kl():
         full += probability * torch.autograd.grad(kl_B_T.sum(), student)[0]
     assert full.abs().max() > 0.01
     torch.testing.assert_close(sampled, full, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("outside", ["mask", "truncate"])
+def test_the_gradient_of_a_batch_is_that_of_the_formula(outside: str):
+    """Two teachers, rows of uneven length with a tool's result in them, and samplers' chances that
+    are left out, bounded, or stray so far that their completion is left out."""
+    written_B_T = torch.tensor(
+        [
+            [1, 1, 1, 1, 1, 1],
+            [1, 1, 0, 0, 1, 1],  # a tool's result between two of its own messages
+            [1, 1, 1, 0, 0, 0],
+            [1, 1, 0, 0, 0, 0],
+        ],
+        dtype=torch.bool,
+    )
+    rows, columns = written_B_T.shape
+    generator = torch.Generator().manual_seed(9)
+    ids_B_T = torch.randint(VOCABULARY, (rows, columns), generator=generator)
+    student = random_logits(rows, columns, VOCABULARY, seed=10, scale=1.0).requires_grad_()
+    teachers = [random_logits(rows, columns, VOCABULARY, seed=seed, scale=1.0) for seed in (11, 12)]
+    teacher_of_row = [0, 1, 1, 0]
+
+    def chosen(logits_B_T_V: torch.Tensor) -> torch.Tensor:
+        return logits_B_T_V.log_softmax(-1).gather(-1, ids_B_T[..., None]).squeeze(-1)
+
+    current_B_T = chosen(student)
+    previous_B_T = current_B_T.detach()
+    teacher_B_T = torch.stack(
+        [chosen(teachers[teacher])[row] for row, teacher in enumerate(teacher_of_row)]
+    )
+    # the ratios trainer / sampler
+    ratios_B_T = torch.ones(rows, columns, dtype=torch.double)
+    ratios_B_T[0, :3] = torch.tensor([0.4, 1.7, 6.0], dtype=torch.double)
+    ratios_B_T[1, 4] = 0.9
+    ratios_B_T[3] = 30.0  # above the limit of a completion
+    sampled_B_T = previous_B_T - ratios_B_T.log()
+
+    limits = ImportanceConfig.model_validate(
+        {"token_low": 0.5, "token_high": 5.0, "outside": outside, "sequence_limit": 3.0}
+    )
+    advantages_B_T = distillation_advantages(teacher_B_T, previous_B_T, written_B_T, clip=1.0)
+    weights = importance(previous_B_T, sampled_B_T, written_B_T, limits)
+    losses = token_loss(
+        current_B_T, previous_B_T, advantages_B_T, weights.weight, GrpoLossConfig(), None
+    )
+    tokens = written_B_T.sum()
+    loss = losses.loss[written_B_T].sum() / tokens
+    [gradient] = torch.autograd.grad(loss, student)
+
+    # d(−w · A · exp(log π − log π_prox)) / d logits = −w · A · (one-hot − softmax), on-policy
+    expected = torch.zeros_like(student)
+    for row in range(3):  # the last row strays
+        for column in range(columns):
+            if not written_B_T[row, column]:
+                continue
+            ratio = ratios_B_T[row, column].item()
+            if not 0.5 <= ratio <= 5.0:
+                ratio = 0.0 if outside == "mask" else min(max(ratio, 0.5), 5.0)
+            probabilities = student[row, column].detach().softmax(-1)
+            token = int(ids_B_T[row, column])
+            teacher_logits = teachers[teacher_of_row[row]][row, column]
+            lead = teacher_logits.log_softmax(-1)[token] - probabilities[token].log()
+            advantage = min(max(lead.item(), -1.0), 1.0)
+            one_hot = torch.eye(VOCABULARY, dtype=torch.double)[token]
+            expected[row, column] = -ratio * advantage * (one_hot - probabilities) / tokens
+    assert expected[0, 0].any() == expected[0, 2].any() == (outside == "truncate")
+    torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=0)
