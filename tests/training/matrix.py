@@ -17,6 +17,7 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM
 
+from posttrain.config.distill import DistillConfig
 from posttrain.runs import read_artifact
 from posttrain.training.dpo.stage import DpoStage
 from posttrain.training.rl.stage import GroupStage
@@ -26,6 +27,8 @@ from tests.training.conftest import sft_recipe
 from tests.training.dpo import recipe as dpo
 from tests.training.dpo.pairs import make_pairs, write_pairs
 from tests.training.forks import forked
+from tests.training.rl import distilling
+from tests.training.rl.distilling import write_teacher
 from tests.training.rl.policy import (
     Scripted,
     make_prompts,
@@ -37,7 +40,7 @@ from tests.training.tiny import losses, write_artifact
 
 SHARDINGS = ("ddp", "zero2", "zero3", "fsdp2")
 MODELS = ("attention", "hybrid")
-METHODS = ("sft", "dpo", "grpo")
+METHODS = ("sft", "dpo", "grpo", "distill")
 STEPS = 3
 
 
@@ -50,6 +53,16 @@ class Result:
     resumed: bool
 
 
+@dataclass(frozen=True)
+class Distillation:
+    """A stage that opens its teachers in the process that runs it."""
+
+    recipe: DistillConfig
+
+    def run(self, *, dry_run: bool) -> None:
+        distilling.distil(self.recipe, dry_run=dry_run)
+
+
 class Cells:
     """Runs of one matrix, and the data and models that they share."""
 
@@ -58,6 +71,13 @@ class Cells:
         self.packs = write_artifact(root / "packs", packs=STEPS * 8, held_out=0)
         self.pairs = write_pairs(root / "pairs", make_pairs(STEPS * 8))
         self.policies = {model: write_policy(root / model, model) for model in MODELS}
+        self.teachers = {
+            model: {
+                name: write_teacher(root / f"{model}-{name}", policy, moved=moved)
+                for name, moved in (("first", 0.05), ("second", 0.1))
+            }
+            for model, policy in self.policies.items()
+        }
         self.alone = cache(self._alone)
 
     def stage(self, method: str, model: str, lora: bool, sharding: str | None, out: Path) -> Any:
@@ -85,10 +105,15 @@ class Cells:
         if method == "dpo":
             return DpoStage(dpo.make_recipe(self.pairs, policy, out, trainer, **keys))
         keys |= {
-            "prompts_per_step": 4,
             "sampling": {"max_tokens": 6},
             "moe": {"bias_update_rate": 0.0 if lora else 0.001},
         }
+        if method == "distill":
+            teachers = {name: {"path": str(path)} for name, path in self.teachers[model].items()}
+            return Distillation(
+                distilling.make_recipe(policy, out, trainer, teachers=teachers, **keys)
+            )
+        keys["prompts_per_step"] = 4
         recipe = make_recipe(policy, out, trainer, **keys)
         return GroupStage(recipe, prompts=make_prompts(4 * STEPS), reward=Scripted(words_of))
 

@@ -33,6 +33,7 @@ CELLS = [
     ("zero3", "attention", True, "dpo", False),
     ("fsdp2", "attention", True, "dpo", False),
     ("fsdp2", "hybrid", False, "sft", True),
+    ("fsdp2", "attention", False, "distill", True),
 ]
 
 

@@ -18,8 +18,8 @@ from posttrain.sampling.engines.http import Client
 from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import ScoreOutput, ScoreRequest
 from posttrain.training.rl.teachers import Teachers, open_teachers
+from tests.training.rl.distilling import make_recipe
 from tests.training.rl.servers import serving
-from tests.training.rl.test_distill import make_recipe
 from tests.training.tiny import make_tokenizer
 
 REQUESTS = [

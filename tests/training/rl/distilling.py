@@ -1,0 +1,99 @@
+"""Distillation on tiny data: recipes, teachers that differ from the student, and a whole run."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from posttrain.config.distill import DistillConfig, TeacherConfig
+from posttrain.config.load import validate
+from posttrain.group_rewards import Group, GroupRewards
+from posttrain.rollouts import Prompt
+from posttrain.runs import Counts, Run
+from posttrain.training.rl.full_objective import full_objective
+from posttrain.training.rl.stage import GroupStage
+from posttrain.training.rl.teachers import open_teachers
+from reward.distill import DistillationReward
+from tests.training.rl.policy import make_prompts, raw_recipe
+
+SOURCE = {"format": "question", "grader": None, "path": "questions.jsonl"}
+
+
+def make_recipe(policy: Path, out: Path, trainer: Any = None, **keys: Any) -> DistillConfig:
+    raw = raw_recipe(policy, out, trainer) | {
+        "num_generations": 1,
+        "prompts_per_step": 8,
+        "prompts": [SOURCE | {"name": "a"}, SOURCE | {"name": "b"}],
+        "settings": [{"name": "plain"}],
+        "teachers": {"first": {"path": "x"}, "second": {"path": "y"}},
+        "routes": {"a": "first", "b": "second"},
+    }
+    return validate({**raw, **keys}, DistillConfig, where="test")
+
+
+def prompts_of_two_domains() -> list[Prompt]:
+    return [
+        replace(prompt, source="ab"[number % 2]) for number, prompt in enumerate(make_prompts(32))
+    ]
+
+
+def write_teacher(folder: Path, policy: Path, *, moved: float) -> Path:
+    """The policy with every weight moved at random, as a finished artifact."""
+    run = Run.open(folder, kind="checkpoint", config={"moved": moved})
+    shutil.copytree(policy, folder, dirs_exist_ok=True)
+    model = AutoModelForCausalLM.from_pretrained(policy)
+    generator = torch.Generator().manual_seed(round(1000 * moved))
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += moved * torch.randn(weight.shape, generator=generator)
+    model.save_pretrained(folder)
+    run.finish(counts=Counts(0, 0), files={"model.safetensors": None})
+    return folder
+
+
+class Keeping(DistillationReward):
+    """Keeps the groups of the run and their rewards."""
+
+    kept: list[tuple[Group, GroupRewards]]
+
+    async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
+        rewards = await super().reward(groups, seed=seed)
+        self.kept = [*zip(groups, rewards, strict=True)]
+        return rewards
+
+
+def distil(
+    recipe: DistillConfig, teachers: dict[str, Path] | None = None, *, dry_run: bool = False
+) -> tuple[Path, Keeping]:
+    """Run a recipe with its teachers, or with others in their place."""
+    if teachers is not None:
+        configs = {name: TeacherConfig(path=str(path)) for name, path in teachers.items()}
+        recipe = recipe.model_copy(update={"teachers": configs})
+    with asyncio.Runner() as runner:
+        stack = contextlib.AsyncExitStack()
+        opened = open_teachers(
+            recipe, device=torch.device("cpu"), out=Path(recipe.out), stack=stack
+        )
+        reward = Keeping(
+            opened.scorers, teacher_of=recipe.teacher_of, max_failure_rate=recipe.max_failure_rate
+        )
+        stage = GroupStage(
+            recipe,
+            prompts=prompts_of_two_domains(),
+            reward=reward,
+            runner=runner,
+            method="distill",
+            lines=opened.lines,
+            shares=recipe.shares,
+            full=full_objective(recipe, opened) if recipe.objective == "full" else None,
+        )
+        out = stage.run(dry_run=dry_run)
+    return out or stage.out, reward
