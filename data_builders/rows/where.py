@@ -22,7 +22,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def lookup(row: Mapping[str, Any], path: str) -> Any:
-    """Look up the value at a dotted path; a key that contains dots itself is found first.
+    """Return the value at a dotted path, or raise KeyError; a key with dots in it comes first.
 
     Raises:
         KeyError: the row has no such field.

@@ -77,7 +77,7 @@ class Draft:
 
 
 def pick_wording(draw: ItemDraw, wordings: str, **words: object) -> tuple[int, str]:
-    """Draw one of the wordings and fill in its words.
+    """Draw one of several templates, written in one text with bars between, and fill it in.
 
     Args:
         wordings: templates of the question, separated by bars.

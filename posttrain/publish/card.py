@@ -170,7 +170,10 @@ def _texts(field: Any) -> list[str]:
 
 
 def license_fields(licenses: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Fields of a card's head: `license`, and `license_name` where the hub has no identifier."""
+    """Fields of a card's head: `license`, and `license_name` where the hub has no identifier.
+
+    Without licenses the license is `unknown`, with more than one its name is "several".
+    """
     names = {name.lower() for name in licenses}
     if not names or UNKNOWN in names:
         return {"license": UNKNOWN}

@@ -112,8 +112,10 @@ def _ngram_hashes(text: str) -> list[int]:
 
 
 def _labelled_answers(text: str) -> list[str]:
-    """The texts behind "Answer:" or "Final answer:" on lines of their own, and behind any further
-    answer below them: "Actually, answer: 5"."""
+    """Texts behind the label "Answer:" or "Final answer:" of a line, in order.
+
+    Below the first such line a label within a line counts too: "Actually, answer: 5".
+    """
     answers: list[str] = []
     for line in text.splitlines():
         label, colon, answer = line.partition(":")

@@ -123,6 +123,7 @@ class PairTrainer(Resumable, DPOTrainer):
     # ---- the reference ----
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Run an epoch, with the reference's log-probabilities loaded or computed before."""
         if self.reference is None:
             self.reference = self.load_reference(kwargs["model"])
         super()._run_epoch(*args, **kwargs)

@@ -370,7 +370,7 @@ def _reaches(value: float, limit: float | None, *, falls: bool) -> bool:
 
 
 def why_untrained(rows: Rows, *, overlong: Overlong) -> str:
-    """Reasons why no rollout was in the loss, as shares of all rollouts, each with its advice."""
+    """Say why no rollout was in the loss: shares unscored or truncated, each with its advice."""
     reasons = {"unscored"} if overlong == "train" else {"unscored", "truncated"}
     sentences: list[str] = []
     for sign in SIGNS:
