@@ -114,7 +114,7 @@ def _ngram_hashes(text: str) -> list[int]:
 def _labelled_answers(text: str) -> list[str]:
     """Texts behind the label "Answer:" or "Final answer:" of a line, in order.
 
-    Below the first such line a label within a line counts too: "Actually, answer: 5".
+    Below the first such line any label that ends in "answer" counts too: "Actually, answer: 5".
     """
     answers: list[str] = []
     for line in text.splitlines():
