@@ -72,7 +72,7 @@ def synthetic(folder: Path, *, count: int, mean: int, vocabulary: int) -> Path:
         return Side(ids=tokens, mask=(True,) * len(tokens), text="")
 
     pairs = (Pair(str(n), str(n), "no_tools", False, ids(), side(), side()) for n in range(count))
-    write_pairs(pairs, folder / "pairs", "train", shard_pairs=8192)
+    write_pairs(pairs, folder / "pairs", "train")
     return folder
 
 

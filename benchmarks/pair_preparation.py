@@ -91,7 +91,7 @@ def ours(config: SourceConfig, folder: Path, template: ChatTemplate, tokenizer: 
     encoder = PairEncoder(template, encoder_of(tokenizer).arrays)
     read = read_offline(config, encoder, base_dir=folder)
     pairs = (found for found, _ in read if isinstance(found, Pair))
-    write_pairs(pairs, folder / "ours", "train", shard_pairs=8192)
+    write_pairs(pairs, folder / "ours", "train")
 
 
 def theirs(
