@@ -45,9 +45,9 @@ class DistillationReward:
         self._teacher_of = teacher_of
         self._max_failure_rate = max_failure_rate
         self._policy: Scorer | None = None
-        # tasks of rollouts that are not rewarded yet, by the identity of the completion, which each
-        # task holds
-        self._scoring_tasks: dict[int, asyncio.Task[list[ScoreOutput]]] = {}
+        # rollouts that are not rewarded yet with their tasks, by the identity of the completion,
+        # which is kept beside its task so that no other completion can have it
+        self._begun: dict[int, tuple[Completion, asyncio.Task[list[ScoreOutput]]]] = {}
 
     @property
     def identity(self) -> Mapping[str, Any]:
@@ -63,14 +63,14 @@ class DistillationReward:
         A teacher in this process scores all rollouts together.
         """
         teacher = self._teachers[self._teacher_of[prompt.source]]
-        if (
-            teacher.batched
-            or completion.finish == "failed"
-            or id(completion) in self._scoring_tasks
-        ):
+        if teacher.batched or completion.finish == "failed" or id(completion) in self._begun:
             return
-        scoring = teacher.score([score_request(completion)])
-        self._scoring_tasks[id(completion)] = asyncio.ensure_future(scoring)
+        scoring = asyncio.ensure_future(teacher.score([score_request(completion)]))
+        self._begun[id(completion)] = completion, scoring
+
+    async def finish_begun(self) -> None:
+        tasks = [task for _, task in self._begun.values()]
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         keys_of_teacher: dict[str, list[RolloutPlace]] = {}
@@ -143,7 +143,7 @@ class DistillationReward:
             return await teacher.score([score_request(completion) for completion in completions])
         for (group, _), completion in zip(keys, completions, strict=True):
             self.begin(groups[group].prompt, completion)
-        scoring = [self._scoring_tasks.pop(id(completion)) for completion in completions]
+        scoring = [self._begun.pop(id(completion))[1] for completion in completions]
         return [output for [output] in await asyncio.gather(*scoring)]
 
     def _group_rewards(

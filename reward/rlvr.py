@@ -152,7 +152,7 @@ class RoutedReward:
         for name, domain in domains.items():
             self._domain_of |= dict.fromkeys(domain.sources, name)
         # tasks of completions that are not rewarded yet, by the identity of the completion, which
-        # each task holds
+        # the step keeps until then
         self._tasks: dict[int, asyncio.Task[Verified]] = {}
         self._gate = asyncio.Semaphore(AT_ONCE)
 

@@ -107,7 +107,8 @@ class RunIndex:
         self.lookups = [(ngram, self.hashes)]
         self.anchors: dict[int, list[int]] = defaultdict(list)
         self._add_anchors(found_whole)
-        # 32 slots a hash or more, so that few runs are searched for in vain; at most 128 MiB
+        # 32 slots a hash or more, so that few runs are searched for in vain; at most 128 MiB, which
+        # 4 million hashes fill so
         n_slots = 1 << max(16, min(27, (32 * len(order)).bit_length()))
         self.slot_flags = np.zeros(n_slots, np.bool_)
         for _, lookup_hashes in self.lookups:

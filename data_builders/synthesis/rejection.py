@@ -90,7 +90,10 @@ class RejectionSampling(SynthesisKind):
 
 
 def _failure_reason(answered: Answered, scores: Sequence[Score]) -> str:
-    """Reason why no completion of a prompt passes: the one of the completion that came furthest."""
+    """Reason why no completion of a prompt passes.
+
+    Where some could be scored it is theirs, else that of the first completion.
+    """
     problems = [unusable(completion, answered.ask.prompt) for completion in answered.completions]
     usable = [score for score, problem in zip(scores, problems, strict=True) if problem is None]
     if not usable:

@@ -265,7 +265,7 @@ def _read_letter(answer: Any, options: Sequence[str]) -> str:
 
 
 def _task_row(task: GoldTask, seed: Seed, arm: str, program: Program | None) -> Row:
-    """Row of an environment; `arm` is `original`, or `variant-` with a number."""
+    """Row of an environment; `arm` is `original`, or `variant-` or `reference-` with a number."""
     metadata: Row = {"variant_of": seed.id, "arm": arm.partition("-")[0]}
     row: Row = {"id": f"{seed.id}/{arm}", "gold": task.gold, "metadata": metadata}
     if task.options:

@@ -114,9 +114,9 @@ def _grade(attempt: Attempt) -> Score:
 
 
 def _final_state(metadata: Mapping[str, Any], completion: Completion) -> Mapping[str, Any] | None:
-    """State that the tools left; None for an item that is not graded by it.
+    """State that the tools left.
 
-    An item that is, and had no environment to change, ends in its initial state.
+    Without tools the initial state of an item that is graded by its state, None of any other.
     """
     if completion.state is not None:
         state: Mapping[str, Any] | None = json.loads(completion.state).get("state")

@@ -86,9 +86,9 @@ class JournaledSampler:
     """Sampler that answers from its journal, and asks the sampler behind it for missing answers.
 
     New answers are kept in the journal; failures are not, so that they are tried again. Requests
-    share an answer where they agree in all that decides it: messages, tools, parameters, seed and
-    what they continue. Without a sampler behind it (None), a request that the journal cannot answer
-    fails.
+    share an answer where they agree in all that decides it: messages, tools, parameters, reasoning
+    and its budget, seed and what they continue. Without a sampler behind it (None), a request that
+    the journal cannot answer fails.
     """
 
     def __init__(self, sampler: Sampler | None, path: Path) -> None:

@@ -40,7 +40,7 @@ def load_for_inference(
         dtype: `auto` is bfloat16 on a GPU and float32 on a CPU.
         device: `auto` is the GPU where there is one.
         attention: `auto`, or an implementation that transformers knows.
-        vocabulary: number of rows that the embedding must have (largest token id + 1).
+        vocabulary: rows that the embedding must have at least (largest token id + 1).
         transposed: on a CPU, store large weights so that decoding a few rows is fast; a pass over
             whole sequences gains nothing, and rounds otherwise than a model in training.
         simulate: load also a checkpoint in FP8 by ModelOpt, as `load_pretrained` does.

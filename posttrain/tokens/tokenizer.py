@@ -227,7 +227,7 @@ class Encoder:
 
     Attributes:
         backend: The tokenizer.
-        digest: Digest of the tokenizer's `tokenizer.json`.
+        digest: Digest of the tokenizer as text, without truncation and padding.
         fast: Encoder that gives the same ids as `backend`, only faster.
         reason: Reason why there is no `fast`.
         fast_offsets: True if `fast` gives the same spans as `backend` too.

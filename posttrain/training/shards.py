@@ -118,7 +118,7 @@ class Zero3(Shards):
         self.bucket = min(BUCKET, self.trained) if self.on_cpu else BUCKET
         self.gradients = self.element_bytes * self.trained // self.processes
         self.used: set[int] = set()
-        # elements: of gathered weights, of gradients in the bucket, of gradients reduced so far
+        # elements: of gathered weights, of gradients in the bucket, of all complete gradients
         self.gathered_count = 0
         self.bucket_count = 0
         self.reduced_count = 0

@@ -185,11 +185,17 @@ def whole_weights(trainer: GroupTrainer) -> Iterator[None]:
     if read_launch(trainer.accelerator).sharding == "zero3":
         import deepspeed
 
+        offload = root.optimizer.parameter_offload
         with deepspeed.zero.GatheredParameters(list(root.parameters())):
             remove_hooks(root)
+            # TRL leaves this one, which compares the processes at each pass of the model until
+            # two steps have trained: one that decodes fewer tokens would wait for ever
+            start_of_forward = offload.module._forward_pre_hooks[offload.fwd_pre_hook.id]
+            offload.fwd_pre_hook.remove()
             try:
                 yield
             finally:
+                offload.fwd_pre_hook = offload.module.register_forward_pre_hook(start_of_forward)
                 add_hooks(root)
     elif isinstance(trainer.model_wrapped, FSDPModule):
         # an adapter's base is called without its wrapper, and the first module to run would take

@@ -59,6 +59,11 @@ class PolicyReward(Protocol):
         """Set the scorer, which scores with the policy's weights before the step."""
         ...
 
+    async def finish_begun(self) -> None:
+        """Wait for the work that has begun early and does not need the policy's scores; its errors
+        are raised by `reward`."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Rollouts:
@@ -248,7 +253,11 @@ class StepMaker:
             group_size=self.recipe.num_generations,
             seed=self._reward_seed(number),
         )
-        return await self.roll_out(number, drawn, on_end=begin)
+        groups = await self.roll_out(number, drawn, on_end=begin)
+        if isinstance(self.rollouts.reward, PolicyReward):
+            # until the policy can score, the loop stands still while others train or gather weights
+            await self.rollouts.reward.finish_begun()
+        return groups
 
     async def _reward(self, number: int, groups: Sequence[Group]) -> list[GroupRewards]:
         return await self.rollouts.reward.reward(groups, seed=self._reward_seed(number))

@@ -214,7 +214,7 @@ def test_a_served_teacher_is_asked_when_a_rollout_ends_and_once():
         begin = begin_early(reward, prompts, group_size=3, seed=0)
         for position in early:
             begin(position, everything[position])
-        await asyncio.sleep(0)
+        await reward.finish_begun()
         asked = [len(teacher.asked)]
         rewards = await reward.reward(groups, seed=0)
         return rewards, [*asked, len(teacher.asked)]
