@@ -74,15 +74,14 @@ def write_unfinished(artifact: Path, *, running: bool, out: Path | None = None) 
     progress = f"step {step:,}, last written {_moment((artifact / LOG).stat().st_mtime)}"
     text = f"Running: {progress}."
     if not running:
-        text = f"Stopped: {progress}. The same command goes on with it."
+        text = f"Stopped: {progress}. Rerun the same command to resume."
     return _write(artifact, out or artifact / REPORT, RunState(text))
 
 
 def write_interrupted(artifact: Path, *, step: int) -> Path:
     """Write the page of a run that a signal ends now."""
-    text = (
-        f"Interrupted at step {step:,}, {_moment(time.time())}. The same command goes on with it."
-    )
+    now = _moment(time.time())
+    text = f"Interrupted at step {step:,}, {now}. Rerun the same command to resume."
     return _write(artifact, artifact / REPORT, RunState(text))
 
 
