@@ -89,7 +89,10 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         if train is None:
             raise DataError(f"{artifact} has no packed training rows")
         if args.eval_strategy != "no" and held_out is None:
-            raise ConfigError(f"trainer.eval_strategy is set, but {artifact} has no held-out packs")
+            raise ConfigError(
+                f"trainer.eval_strategy is set, but {artifact} has no held-out packs: set "
+                'held_out.rate in build_sft, or trainer.eval_strategy="no"'
+            )
         return train, held_out
 
     def make_trainer(
