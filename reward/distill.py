@@ -73,16 +73,16 @@ class DistillationReward:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        keys_of_teacher: dict[str, list[RolloutPlace]] = {}
+        places_of_teacher: dict[str, list[RolloutPlace]] = {}
         for position, group in enumerate(groups):
             teacher = self._teacher_of[group.prompt.source]
             for index, completion in enumerate(group.completions):
                 if completion.finish != "failed":
-                    keys_of_teacher.setdefault(teacher, []).append((position, index))
+                    places_of_teacher.setdefault(teacher, []).append((position, index))
         credits_by_teacher = await asyncio.gather(
             *(
-                self._score_with_teacher(name, groups, keys)
-                for name, keys in keys_of_teacher.items()
+                self._score_with_teacher(name, groups, places)
+                for name, places in places_of_teacher.items()
             )
         )
         credits: dict[RolloutPlace, Credit | Failure] = {}
@@ -100,11 +100,11 @@ class DistillationReward:
         raise TrainingError(
             f"domain {domain!r}: teachers failed to score {len(failures):,} of {requests:,} "
             f"rollouts of this step ({listed}; the first: {failures[0].text}), max_failure_rate "
-            f"allows {self._max_failure_rate:.2%}; the same command takes the step up again"
+            f"allows {self._max_failure_rate:.2%}; rerun the same command to retry the step"
         )
 
     async def _score_with_teacher(
-        self, name: str, groups: Sequence[Group], keys: Sequence[RolloutPlace]
+        self, name: str, groups: Sequence[Group], places: Sequence[RolloutPlace]
     ) -> dict[RolloutPlace, Credit | Failure]:
         """Score a teacher's rollouts: the advantage of each token, or the failure of a rollout.
 
@@ -112,36 +112,36 @@ class DistillationReward:
         exactly 0.
         """
         assert self._policy is not None, "the trainer hands over its policy first"
-        requests = [score_request(groups[group].completions[index]) for group, index in keys]
+        requests = [score_request(groups[group].completions[index]) for group, index in places]
         teacher_outputs, policy_outputs = await asyncio.gather(
-            self._teacher_scores(name, groups, keys), self._policy.score(requests)
+            self._teacher_scores(name, groups, places), self._policy.score(requests)
         )
         credits: dict[RolloutPlace, Credit | Failure] = {}
         scored: list[int] = []
-        for number, (key, request) in enumerate(zip(keys, requests, strict=True)):
+        for number, (place, request) in enumerate(zip(places, requests, strict=True)):
             problem = _scoring_problem(teacher_outputs[number], request)
             if problem is None:
                 scored.append(number)
             else:
-                credits[key] = Failure(f"teacher {name}", problem)
+                credits[place] = Failure(f"teacher {name}", problem)
         advantages = advantages_of_rollouts(
             [requests[number] for number in scored],
             teacher=[teacher_outputs[number] for number in scored],
             proximal=[policy_outputs[number] for number in scored],
         )
         for number, token_advantages in zip(scored, advantages, strict=True):
-            credits[keys[number]] = token_advantages
+            credits[places[number]] = token_advantages
         return credits
 
     async def _teacher_scores(
-        self, name: str, groups: Sequence[Group], keys: Sequence[RolloutPlace]
+        self, name: str, groups: Sequence[Group], places: Sequence[RolloutPlace]
     ) -> list[ScoreOutput]:
         """Scores of a teacher's rollouts, in order; those of a server may have begun."""
         teacher = self._teachers[name]
-        completions = [groups[group].completions[index] for group, index in keys]
+        completions = [groups[group].completions[index] for group, index in places]
         if teacher.batched:
             return await teacher.score([score_request(completion) for completion in completions])
-        for (group, _), completion in zip(keys, completions, strict=True):
+        for (group, _), completion in zip(places, completions, strict=True):
             self.begin(groups[group].prompt, completion)
         scoring = [self._begun.pop(id(completion))[1] for completion in completions]
         return [output for [output] in await asyncio.gather(*scoring)]

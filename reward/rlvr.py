@@ -166,7 +166,7 @@ class RoutedReward:
         if not _is_present(completion) or id(completion) in self._tasks:
             return
         if not self._tasks:
-            # a semaphore belongs to an event loop, and the next step may run in another
+            # a semaphore is bound to the event loop in which something first waits for it
             self._gate = asyncio.Semaphore(AT_ONCE)
         seconds = self._domains[self._domain_of[prompt.source]].verifier_seconds
         verification = _verify(prompt, completion, self._verifier_of, self._gate, seconds)
@@ -254,8 +254,8 @@ class RoutedReward:
             raise TrainingError(
                 f"domain {domain!r}: {len(counted):,} of {requests:,} verifications of this step "
                 f"failed ({listed}; the first: {counted[0].text}), domains.{domain}."
-                f"max_failure_rate allows {max_failure_rate:.2%}; the same command takes the step "
-                "up again"
+                f"max_failure_rate allows {max_failure_rate:.2%}; rerun the same command to retry "
+                "the step"
             )
 
 

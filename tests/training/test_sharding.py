@@ -34,7 +34,7 @@ CELLS = [
     ("fsdp2", "attention", True, "dpo", False),
     ("fsdp2", "hybrid", False, "sft", True),
     ("fsdp2", "attention", False, "distill", True),
-    # its processes score other numbers of batches
+    # one process scores a single batch for a teacher, the other several
     ("zero3", "attention", False, "distill", False),
 ]
 

@@ -188,8 +188,8 @@ def whole_weights(trainer: GroupTrainer) -> Iterator[None]:
         offload = root.optimizer.parameter_offload
         with deepspeed.zero.GatheredParameters(list(root.parameters())):
             remove_hooks(root)
-            # TRL leaves this one, which compares the processes at each pass of the model until
-            # two steps have trained: one that decodes fewer tokens would wait for ever
+            # TRL leaves this one, which compares the processes at the block's first two calls of
+            # the model: where one process calls it only once, another would wait for ever
             start_of_forward = offload.module._forward_pre_hooks[offload.fwd_pre_hook.id]
             offload.fwd_pre_hook.remove()
             try:
