@@ -294,6 +294,11 @@ class GroupTraining(Rendering, PolicyRecipe):
     moe: MoeConfig = MoeConfig()
     guard: GuardConfig = GuardConfig()
 
+    @property
+    def rollout_urls(self) -> tuple[str, ...]:
+        """Addresses of the servers that sample; () where training processes do."""
+        return self.rollouts.urls if isinstance(self.rollouts, Server) else ()
+
     def check(self) -> None:
         engine = self.rollouts.engine
         if isinstance(self.rollouts, ColocatedVllm) and self.rollouts.max_length is not None:
