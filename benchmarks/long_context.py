@@ -1,7 +1,7 @@
 """Questions on long documents checked by another program, and SFT builds by length.
 
-    python benchmarks/long_context.py golds --tokenizer DIR [--lengths 4000 32000 128000] [--count 70]
-    python benchmarks/long_context.py packs --tokenizer DIR [--lengths 4096 262144] [--tokens 4000000]
+    python benchmarks/long_context.py golds --tokenizer DIR [--lengths 4000 128000] [--count 70]
+    python benchmarks/long_context.py packs --tokenizer DIR [--lengths 4096 262144] [--tokens …]
 
 golds: every family at every length; the gold is computed from the text by a program that shares
 nothing with the one that wrote it, and again without each needed document, where it has to differ.
@@ -132,7 +132,7 @@ def _built(work: Path, tokenizer: str, length: int, rows: int) -> tuple[Cost, Co
             file.write(json.dumps({"messages": messages}) + "\n")
     recipe = {
         "out": str(work / "out"),
-        "tokenizer": {"path": str(Path(tokenizer).resolve())},
+        "tokenizer": {"path": str(Path(tokenizer).resolve()), "chat_template": "chatml"},
         "packing": {"max_length": length},
         "sources": [{"name": "long", "path": str(data), "license": "MIT"}],
     }

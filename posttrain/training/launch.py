@@ -70,7 +70,7 @@ def read_launch(accelerator: Accelerator) -> Launched:
         sharding=sharding,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         precision="fp32" if precision == "no" else precision,
-        context=1 if parallelism is None else parallelism.cp_size,
+        context=(parallelism and parallelism.cp_size) or 1,
     )
 
 

@@ -42,7 +42,7 @@ def ring_on_cpu() -> None:
     def spread(mesh: Any, tensors: Any) -> tuple[DTensor, ...]:
         return tuple(DTensor.from_local(t, mesh, [Shard(2)], run_check=False) for t in tensors)
 
-    def forward(_: Any, args: Any, kwargs: Any) -> tuple[DTensor, ...]:
+    def forward(op_call: Any, args: Any, kwargs: Any) -> tuple[DTensor, ...]:
         query, key, value, dropout, is_causal = args
         assert is_causal
         assert not kwargs.get("attn_mask")
@@ -54,14 +54,14 @@ def ring_on_cpu() -> None:
         )  # fmt: skip
         return spread(mesh, results)
 
-    def backward(_: Any, args: Any, kwargs: Any) -> tuple[DTensor, ...]:
+    def backward(op_call: Any, args: Any, kwargs: Any) -> tuple[DTensor, ...]:
         grad, query, key, value, out, logsumexp, dropout, _causal = args
         mesh = query.device_mesh
 
-        def op(*, grad_out: Any, dropout_p: float, scale: float | None, **rest: Any) -> Any:
+        def op(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **rest: Any) -> Any:
             return backward_op(
-                grad_out, rest["query"], rest["key"], rest["value"], rest["out"],
-                rest["logsumexp"], dropout_p, rest["is_causal"], scale=scale,
+                rest["grad_out"], query, key, value, rest["out"], rest["logsumexp"],
+                rest["dropout_p"], rest["is_causal"], scale=rest["scale"],
             )  # fmt: skip
 
         results = ring._templated_ring_attention_backward(
