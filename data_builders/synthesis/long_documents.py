@@ -328,7 +328,8 @@ class LongDocumentQuestions(SynthesisKind):
             from posttrain.tokens.tokenizer import load_any_tokenizer
 
             self._tokenizer = load_any_tokenizer(self.config.tokenizer)
-        encoded: Any = self._tokenizer(text, add_special_tokens=False)
+        # no warning of a text that is longer than the model of the tokenizer takes
+        encoded: Any = self._tokenizer(text, add_special_tokens=False, verbose=False)
         return encoded["input_ids"]
 
 
