@@ -321,7 +321,16 @@ class DocumentRows(RowPlace):
     text: str = "text"
 
 
-LongFamily = Literal["needles", "multi_hop", "aggregation", "written"]
+LongFamily = Literal[
+    "single_needle",
+    "multi_key",
+    "multi_value",
+    "needles",
+    "multi_hop",
+    "variables",
+    "aggregation",
+    "written",
+]
 
 
 class LongDocuments(Kind):
@@ -329,10 +338,11 @@ class LongDocuments(Kind):
 
     tokenizer: directory or hub id of the tokenizer that measures.
     documents: texts between the needed documents; none: sentences by code.
-    families: values to collect, chains to follow, amounts to sum, by code; or questions that a
-        `writer` writes, and a `solver` answers with all needed documents and not without any one.
+    families: one code, one among others, all of one town, several (`needles`); chains to follow,
+        variables with a value, amounts to sum, by code; or questions that a `writer` writes, and a
+        `solver` answers with all needed documents and not without any one.
     lengths: tokens of all documents together at most; questions take these lengths in turn.
-    needed: documents that the answer depends on.
+    needed: documents that the answer depends on; one for `single_needle` and `multi_key`.
     count: number of questions.
     """
 
