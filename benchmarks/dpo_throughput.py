@@ -178,7 +178,6 @@ def ours(layout: str, make: Callable[[], PreTrainedModel], pairs: Pairs, setting
         layout=layout,
         loss=LossConfig(sft_form="mean"),
         store=store,
-        chosen_floor=-1e9,
     )
     clock = Clock(trainer.args.device)
     trainer.add_callback(clock)
