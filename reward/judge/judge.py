@@ -35,6 +35,9 @@ from reward.judge.votes import (
     refuse_failures,
 )
 
+# requests to a judge in process that are saved together: a killed run repeats at most so many
+CHUNK = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class JudgeSampler:
@@ -235,8 +238,8 @@ class GenRmJudge:
         """Answer requests in chunks, which do not depend on what the cache has."""
         by_key = {request.key: request for request in requests}
         distinct = list(by_key.values())
-        for start in range(0, len(distinct), self._config.chunk):
-            chunk = distinct[start : start + self._config.chunk]
+        for start in range(0, len(distinct), CHUNK):
+            chunk = distinct[start : start + CHUNK]
             await self._answer(model, chunk, seed)
             self._on_progress(len(chunk))
         self._on_progress(len(requests) - len(distinct))

@@ -172,22 +172,14 @@ def test_every_part_is_told_apart_and_they_add_up():
         completion(answer, index=k, reasoning="r" * long)
         for k, (long, answer) in enumerate(lengths)
     ]
-    length = LengthConfig(style_coefficient=0.1)
-    found = rewarded(judge_of(fair), rollouts, length=length)
+    found = rewarded(judge_of(fair), rollouts, length=LengthConfig())
     assert found.parts["base"] == (4.0, 2.0, 3.0, 1.0)
     # reasoning: w = 1/3, 1, 2/3, 0, mean 1/2; the shortest has a base below the gate: no bonus
     assert found.parts["reasoning_length"] == pytest.approx((-1 / 12, 0.25, 1 / 12, -0.25))
     assert found.parts["answer_length"] == pytest.approx((-0.25, 1 / 12, -1 / 12, 0.25))
     assert found.parts["reasoning_bonus"] == (0.0,) * 4
     assert found.parts["reasoning_tokens"] == (30.0, 10.0, 20.0, 40.0)
-    parts = (
-        "base",
-        "reasoning_length",
-        "answer_length",
-        "reasoning_bonus",
-        "answer_bonus",
-        "style",
-    )
+    parts = ("base", "reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus")
     for k, reward in enumerate(found.rewards):
         assert reward == pytest.approx(sum(found.parts[name][k] or 0.0 for name in parts))
 
