@@ -6,6 +6,13 @@ from pydantic import Field
 
 from posttrain.config.base import Strict, source
 
+# statements of the formats on the card and the page
+FORMATS = {
+    "fp8": "FP8 (E4M3, one scale a tensor)",
+    "nvfp4": "NVFP4 (E2M1, one scale of E4M3 for 16 values)",
+    "mixed": "NVFP4 or FP8 by unit",
+}
+
 
 class QuantizeConfig(Strict, stage="quantize"):
     """One quantisation of a checkpoint by ModelOpt: weights and activations of linear layers.
@@ -13,7 +20,7 @@ class QuantizeConfig(Strict, stage="quantize"):
     checkpoint: folder of the model to quantise.
     data: the `sft_data` artifact that it was trained on. Training rows calibrate, held-out rows
         measure.
-    format: `fp8`: E4M3, one scale a tensor; `nvfp4`: E2M1 in blocks of 16 with a scale each; `mixed`:
+    format: `fp8`: E4M3, one scale a tensor; `nvfp4`: E2M1, one scale for 16 values; `mixed`:
         ModelOpt's AutoQuantize gives each unit NVFP4, FP8 or the checkpoint's own precision.
     bits: of `mixed`: largest mean of bits an element of all units; one that is kept counts as 16.
     kv_cache: cache keys and values in FP8 too.
@@ -53,6 +60,11 @@ class QuantizeConfig(Strict, stage="quantize"):
                     f"{key} does not go with format: {self.format}; AutoQuantize (format: mixed) "
                     "chooses what is kept by `bits`, the other formats by `keep` and `limit`"
                 )
+
+    @property
+    def keeps_by_limit(self) -> bool:
+        """True if the most sensitive units are kept, until the KL is within `limit`."""
+        return self.keep == "auto" and self.format != "mixed"
 
     def owner_config(self) -> dict[str, Any]:
         """The config without its paths: inputs enter an artifact's digest by their digests."""

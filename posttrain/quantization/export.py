@@ -23,7 +23,6 @@ from posttrain.models.simulated import (
 )
 from posttrain.quantization.simulate import KV_CACHE, Simulated
 
-
 _ALGORITHMS = {
     FP8: {"quant_algo": "FP8"},
     PACKED: {"quant_algo": "NVFP4", "group_size": BLOCK},

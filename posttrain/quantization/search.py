@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,7 @@ KEPT_BITS = 16
 
 
 def choose_formats(
-    model: PreTrainedModel, rows: Sequence[TokenSequence], *, bits: float, checkpoint: Path
+    model: PreTrainedModel, rows: Sequence[TokenSequence], *, bits: float
 ) -> dict[str, str | None]:
     """Format of every unit, `fp8`, `nvfp4` or None for its own precision, in the order of layers.
 
@@ -34,7 +33,6 @@ def choose_formats(
     Args:
         model: Model to search on; it is of no use afterwards.
         bits: Largest mean of bits an element of all units; one that is kept counts as 16.
-        checkpoint: File that keeps the scores for a run that is killed.
 
     Raises:
         ConfigError: ModelOpt finds no choice within `bits`.
@@ -55,7 +53,6 @@ def choose_formats(
             disabled_layers=excluded,
             num_calib_steps=len(rows),
             num_score_steps=min(len(rows), SCORED_ROWS),
-            checkpoint=str(checkpoint),
         )
         sizes = _count_elements(model, state)
         rules = mtq.get_auto_quantize_config(state, {"effective_bits": bits})["quant_cfg"]

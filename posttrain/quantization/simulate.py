@@ -1,4 +1,4 @@
-"""A model whose linear layers round to FP8 or NVFP4 where they are switched on, in ModelOpt's simulation.
+"""A model whose linear layers round where they are switched on, in ModelOpt's simulation.
 
 What is switched is a unit: a component of a layer (`attention.3`, `mlp.0`), or the KV cache. Units
 are as large as what servers fuse, so that the parts of a fused matrix share their precision.
@@ -235,9 +235,10 @@ def calibrate(
     with torch.inference_mode(), quiet():
         mtq.quantize(model, fp8_config(kv_cache=kv_cache), read_rows)
         for name, module in model.named_modules():
-            if isinstance(module, TensorQuantizer) and module.is_enabled:
-                if format_of(unit_of(name, model), nvfp4) == "nvfp4":
-                    round_to_nvfp4(module)
+            if not isinstance(module, TensorQuantizer) or not module.is_enabled:
+                continue
+            if format_of(unit_of(name, model), nvfp4) == "nvfp4":
+                round_to_nvfp4(module)
         # servers fuse matrices that read the same input into one with one scale; ModelOpt does so
         # when it exports. Before it, so that what is measured is what is written
         requantize_resmooth_fused_llm_layers(model)
@@ -257,9 +258,7 @@ def weight_of(quantiser: str) -> QuantisedWeight | None:
     return None
 
 
-def settled(
-    amax: torch.Tensor, weights: Sequence[torch.Tensor], *, largest: float
-) -> torch.Tensor:
+def settled(amax: torch.Tensor, weights: Sequence[torch.Tensor], *, largest: float) -> torch.Tensor:
     """The next larger maximum for which the file and the simulation agree to the bit.
 
     The file divides weights by amax / 448 and the simulation multiplies them by 448 / amax, so a
