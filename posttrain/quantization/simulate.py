@@ -126,9 +126,11 @@ class Simulated:
         for names in sharing.values():
             quantiser = self.quantisers[names[0]]
             largest = largest_value(quantiser)
-            # weights in NVFP4 are simulated by what is written
-            shared = [values[n] for n in names if n in values and largest == E4M3_MAX]
-            amax = settled(quantiser.amax, shared, largest=largest)
+            if largest == E4M3_MAX:
+                amax = settled(quantiser.amax, [values[n] for n in names if n in values])
+            else:
+                # file and simulation divide alike; whoever loads the file knows the scale alone
+                amax = quantiser.amax / largest * largest
             for name in names:
                 self.quantisers[name].amax = amax
 
@@ -258,27 +260,26 @@ def weight_of(quantiser: str) -> QuantisedWeight | None:
     return None
 
 
-def settled(amax: torch.Tensor, weights: Sequence[torch.Tensor], *, largest: float) -> torch.Tensor:
+def settled(amax: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
     """The next larger maximum for which the file and the simulation agree to the bit.
 
     The file divides weights by amax / 448 and the simulation multiplies them by 448 / amax, so a
     weight half way between two values of FP8 may go either way; of weights in bfloat16 many are.
 
     Args:
-        weights: weights in FP8 that share this maximum; none for activations.
-        largest: largest value of the format, in units of the scale in the file.
+        weights: weights that share this maximum; none for activations.
     """
     amax = amax.float()
-    while not _agree(amax, weights, largest):
+    while not _agree(amax, weights):
         amax = amax * (1 + 2**-16)
     return amax
 
 
-def _agree(amax: torch.Tensor, weights: Sequence[torch.Tensor], largest: float) -> bool:
-    scale = amax / largest
-    inverse = largest / amax
+def _agree(amax: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
+    scale = amax / E4M3_MAX
+    inverse = E4M3_MAX / amax
     # whoever loads the file knows the scale alone
-    if 1 / inverse != scale or scale * largest != amax:
+    if 1 / inverse != scale or scale * E4M3_MAX != amax:
         return False
     return all(
         torch.equal(

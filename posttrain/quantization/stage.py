@@ -41,7 +41,7 @@ from posttrain.quantization.rows import Sequence as TokenSequence
 from posttrain.quantization.rows import draw_sequences
 from posttrain.quantization.search import choose_formats, mean_bits
 from posttrain.quantization.simulate import KV_CACHE, NANO, Simulated
-from posttrain.runs import atomic_write_text, read_artifact
+from posttrain.runs import atomic_write_json, read_artifact
 from posttrain.timing import duration
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer
 
@@ -252,8 +252,7 @@ def _choose(
     if not file.is_file():
         show(f"choose formats for at most {recipe.bits:g} bits an element")
         chosen = choose_formats(inputs.load().float(), [*rows], bits=recipe.bits)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_text(file, json.dumps(chosen))
+        atomic_write_json(file, chosen)
     return json.loads(file.read_text("utf-8"))
 
 
