@@ -55,7 +55,8 @@ class QuantizeConfig(Strict, stage="quantize"):
     def check(self) -> None:
         of_other_formats = ("keep", "limit") if self.format == "mixed" else ("bits",)
         for key in of_other_formats:
-            if key in self.model_fields_set:
+            # a recipe that was printed names the defaults of all keys
+            if getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(
                     f"{key} does not go with format: {self.format}; AutoQuantize (format: mixed) "
                     "chooses what is kept by `bits`, the other formats by `keep` and `limit`"
