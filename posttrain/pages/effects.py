@@ -85,6 +85,16 @@ class Effect:
         lost = f", {self.unscored:,} samples unscored" if self.unscored else ""
         return f"{self.questions:,} questions{lost}"
 
+    @property
+    def is_better(self) -> bool | None:
+        """True or False of a measurable change of accuracy or calls; None of any other.
+
+        Undeclared calls and truncated completions should be few.
+        """
+        if self.unit != "%" or self.low <= 0 <= self.high:
+            return None
+        return (self.low > 0) != self.figure.startswith(("undeclared calls", "truncated"))
+
     def tile(self) -> ui.Tile:
         """Tile of the effect, for the head of a page."""
         unit = " %" if self.unit == "%" else ""
@@ -240,6 +250,29 @@ def evaluation_effects(
     _, records = read_run(node.path)
     for base, name in pairs:
         yield from _changes(node, arms, name, records[base], records[name])
+
+
+def family_effects(node: Node) -> Iterator[tuple[str, Effect]]:
+    """Yield task and effect: each stage's accuracy and undeclared calls on each task alone.
+
+    Nothing of an evaluation of a single task, whose effects are those of the evaluation.
+    """
+    from posttrain.evaluation.run import read_run
+
+    arms = arms_of(node)
+    _, records = read_run(node.path)
+    tasks = list(dict.fromkeys(record.prompt.source for record in records[arms.before]))
+    if len(tasks) < 2:
+        return
+    for name in records:
+        if name == arms.before or name in arms.controls:
+            continue
+        for task in tasks:
+            base_records = [r for r in records[arms.base_of(name)] if r.prompt.source == task]
+            new_records = [r for r in records[name] if r.prompt.source == task]
+            for effect in _changes(node, arms, name, base_records, new_records):
+                if effect.figure.startswith(("accuracy", "undeclared calls")):
+                    yield task, effect
 
 
 def _changes(
