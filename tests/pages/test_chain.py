@@ -174,6 +174,7 @@ def test_each_stage_has_its_effect_on_each_family(tmp_path: Path):
 
     samplers = [ScriptedSampler(lambda request: turn("56", thinking=request.thinking))]
     samplers += [ScriptedSampler(worse)]
+    (tmp_path / "runs").mkdir()
     recipe = write_recipe(tmp_path / "runs", settings=[{"name": "plain"}])
     evaluate(recipe, samplers=samplers)
     node = trace(tmp_path / "runs" / "out")[0]
