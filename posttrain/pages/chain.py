@@ -147,10 +147,11 @@ def _families(nodes: Sequence[Node], out: Path) -> Iterator[ui.Block]:
         if node.manifest is None or node.kind != EVALUATION:
             continue
         effects = list(family_effects(node))
-        families = list(dict.fromkeys((task, effect.title) for task, effect in effects))
+        tasks = list(dict.fromkeys(task for task, _ in effects))
+        families = {(task, effect.title) for task, effect in effects}
         stages = list(dict.fromkeys(effect.stage for _, effect in effects))
         rows: list[list[object]] = []
-        for task, title in families:
+        for task, title in sorted(families, key=lambda row: (tasks.index(row[0]), row[1])):
             cells: dict[str, ui.TableCell] = {}
             for effect_task, effect in effects:
                 if (effect_task, effect.title) == (task, title):
@@ -168,8 +169,9 @@ def _families(nodes: Sequence[Node], out: Path) -> Iterator[ui.Block]:
             ]
             yield f"Measurably {word}: {', '.join(changes) or 'nothing'}."
         yield (
-            "Each stage against what it started from, both modes of reasoning pooled. Measurable: "
-            f"the 95 % interval leaves out 0, as one in twenty of {len(effects)} would by chance."
+            "Each stage against what it started from, both modes of reasoning pooled; –: no "
+            "undeclared call before and after. Measurable: the 95 % interval leaves out 0, as one "
+            f"in twenty of the {len(effects)} changes would by chance."
         )
 
 

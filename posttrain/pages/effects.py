@@ -33,6 +33,7 @@ _FIGURES = {
 }
 # figures in the order of a page; the first is what the stage is for
 _AGAINST_CALLS = ("hallucination", "accuracy", "called_tool", "tokens", "truncated")
+_OF_A_FAMILY = ("accuracy", "hallucination")
 _OF_ANY_STAGE = ("accuracy", "tokens", "truncated", "hallucination", "called_tool")
 
 
@@ -249,7 +250,8 @@ def evaluation_effects(
         return
     _, records = read_run(node.path)
     for base, name in pairs:
-        yield from _changes(node, arms, name, records[base], records[name])
+        figures = figures_of(arms.methods[name])
+        yield from _changes(node, arms, name, records[base], records[name], figures)
 
 
 def family_effects(node: Node) -> Iterator[tuple[str, Effect]]:
@@ -270,9 +272,8 @@ def family_effects(node: Node) -> Iterator[tuple[str, Effect]]:
         for task in tasks:
             base_records = [r for r in records[arms.base_of(name)] if r.prompt.source == task]
             new_records = [r for r in records[name] if r.prompt.source == task]
-            for effect in _changes(node, arms, name, base_records, new_records):
-                if effect.figure.startswith(("accuracy", "undeclared calls")):
-                    yield task, effect
+            for effect in _changes(node, arms, name, base_records, new_records, _OF_A_FAMILY):
+                yield task, effect
 
 
 def _changes(
@@ -281,8 +282,8 @@ def _changes(
     name: str,
     base_records: Sequence[Record],
     new_records: Sequence[Record],
+    figures: Sequence[str],
 ) -> Iterator[Effect]:
-    figures = figures_of(arms.methods[name])
     base_by_setting = _by_setting(base_records)
     new_by_setting = _by_setting(new_records)
     for figure in figures:
