@@ -144,8 +144,9 @@ def resolve_chain(config: StagesConfig, scripts: Path) -> list[ChainStage]:
     for step in config.stages:
         if step.stage not in names:
             raise ConfigError(f"there is no stage {step.stage!r}{nearest(step.stage, names)}")
-        overrides = list(step.overrides)
-        for key, value in sizes.get(step.title, {}).items():
+        sized = sizes.get(step.title, {})
+        overrides = [text for text in step.overrides if text.partition("=")[0] not in sized]
+        for key, value in sized.items():
             overrides.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
         if step.seeded and config.seed is not None:
             overrides.append(f"seed={config.seed}")

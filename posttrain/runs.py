@@ -249,10 +249,16 @@ def open_run(
 def write_seconds(out: Path, began: float) -> None:
     """Write how long the run that finished a stage took, beside what its manifest lists.
 
+    CPU seconds are those of the process since it began, imports included, and of ended children.
+
     Args:
         began: by the monotonic clock.
     """
-    atomic_write_json(out / SECONDS, {"seconds": round(time.monotonic() - began, 1)})
+    times = os.times()
+    cpu = times.user + times.system + times.children_user + times.children_system
+    seconds = time.monotonic() - began
+    body = {"seconds": round(seconds, 1), "cpu_seconds": round(cpu, 1)}
+    atomic_write_json(out / SECONDS, body)
 
 
 @contextlib.contextmanager

@@ -134,7 +134,9 @@ def test_a_long_stage_shows_how_far_it_is(tmp_path: Path):
 
 def test_sizes_and_the_seed_are_overrides_of_their_stages():
     sizes = {"small": {"a": {"prompts": 3, "judge.max_failure_rate": 0.5}}}
-    config = chain(step("a", seeded=True), step("b"), sizes=sizes, size="small", seed=5)
+    first = step("a", seeded=True)
+    first["overrides"].append("prompts=7")  # a size takes its place
+    config = chain(first, step("b"), sizes=sizes, size="small", seed=5)
     a, b = resolve_chain(config, SCRIPTS)
     assert (a.recipe["prompts"], a.recipe["judge"]["max_failure_rate"], a.recipe["seed"]) == (
         3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import select
 import subprocess
@@ -105,6 +106,31 @@ def test_each_round_of_distillation_grows_its_teachers_from_the_student_before_i
         assert Path(general) == stages[student].out
 
 
+@pytest.mark.parametrize("size", ["null", "smoke"])
+def test_each_stage_of_the_whole_chain_starts_from_the_one_before(size: str):
+    chain = load_recipe("tiny/nemotron-3/chain", StagesConfig, [f"size={size}", "seed=3"])
+    stages = {stage.step.title: stage for stage in resolve_chain(chain, ROOT / "scripts")}
+    outs = {title: str(stage.out) for title, stage in stages.items()}
+    line = ["sft", "sft_synthetic", "rlvr", "rlhf", "rlvr_second", "dpo", "distill"]
+    for before, title in itertools.pairwise(line):
+        assert stages[title].recipe["model"]["path"] == outs[before]
+        assert stages[title].recipe["seed"] == 3
+    assert stages["synthesize"].recipe["models"]["generator"][0]["checkpoint"] == outs["sft"]
+    assert stages["sft_synthetic"].reads(stages["build_sft_synthetic"])
+    assert stages["build_sft_synthetic"].reads(stages["synthesize"])
+    for before, title in (("sft_synthetic", "profile"), ("rlhf", "profile_second")):
+        assert stages[title].recipe["checkpoint"] == outs[before]
+    assert stages["sample"].recipe["checkpoint"] == outs["rlvr_second"]
+    assert stages["quantize"].recipe["checkpoint"] == outs["distill"]
+    teachers = stages["distill"].recipe["teachers"].values()
+    assert {teacher["path"] for teacher in teachers} == {
+        outs[title] for title in ("rlhf", "rlvr_second", "dpo")
+    }
+    assert [*stages["eval"].recipe["checkpoints"].values()] == [outs[title] for title in line]
+    checkpoints = stages["eval_quantized"].recipe["checkpoints"].values()
+    assert [*checkpoints] == [outs["distill"], outs["quantize"]]
+
+
 @pytest.mark.parametrize("size", [None, "full", "smoke"])
 def test_every_size_of_the_tiny_chain_fits_the_schemas(size: str | None):
     """As their scripts resolve them; the seed is that of what trains and samples."""
@@ -112,8 +138,8 @@ def test_every_size_of_the_tiny_chain_fits_the_schemas(size: str | None):
     chain = load_recipe("tiny/chain", StagesConfig, keys)
     stages = resolve_chain(chain, ROOT / "scripts")
     files = {Path(stage.step.recipe).name for stage in stages}
-    # quantisation needs an extra of its own, distillation in rounds has a chain of its own
-    rest = {"chain", "quantize", "mopd"}
+    # quantisation needs an extra of its own, distillation in rounds and the whole order a chain
+    rest = {"chain", "quantize", "mopd", "nemotron-3"}
     assert files == {path.stem for path in (ROOT / "recipes/tiny").glob("*")} - rest
     seeds = {stage.step.title: stage.recipe.get("seed") for stage in stages if stage.step.seeded}
     assert {*seeds.values()} == {3}

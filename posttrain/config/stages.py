@@ -45,7 +45,8 @@ class StagesConfig(Strict, stage="stages"):
     jobs: stages that run at a time.
     logs: folder for the output of the stages, a file each; null: the terminal, one stage at a time.
     size: one of `sizes`; null: the recipes as they are.
-    sizes: size → name of a stage → keys of its recipe (dotted paths) and their values.
+    sizes: size → name of a stage → keys of its recipe (dotted paths) and their values, in place of
+        the step's overrides of these keys.
     seed: seed of the stages that are `seeded`; null: the recipes' own.
     environment: variables that the stages are given, unless they are set already.
     """

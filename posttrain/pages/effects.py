@@ -33,6 +33,7 @@ _FIGURES = {
 }
 # figures in the order of a page; the first is what the stage is for
 _AGAINST_CALLS = ("hallucination", "accuracy", "called_tool", "tokens", "truncated")
+_OF_A_FAMILY = ("accuracy", "hallucination")
 _OF_ANY_STAGE = ("accuracy", "tokens", "truncated", "hallucination", "called_tool")
 
 
@@ -84,6 +85,16 @@ class Effect:
         """Size of the evaluation, such as `650 questions, 3 samples unscored`."""
         lost = f", {self.unscored:,} samples unscored" if self.unscored else ""
         return f"{self.questions:,} questions{lost}"
+
+    @property
+    def is_better(self) -> bool | None:
+        """True or False of a measurable change of accuracy or calls; None of any other.
+
+        Undeclared calls and truncated completions should be few.
+        """
+        if self.unit != "%" or self.low <= 0 <= self.high:
+            return None
+        return (self.low > 0) != self.figure.startswith(("undeclared calls", "truncated"))
 
     def tile(self) -> ui.Tile:
         """Tile of the effect, for the head of a page."""
@@ -239,7 +250,30 @@ def evaluation_effects(
         return
     _, records = read_run(node.path)
     for base, name in pairs:
-        yield from _changes(node, arms, name, records[base], records[name])
+        figures = figures_of(arms.methods[name])
+        yield from _changes(node, arms, name, records[base], records[name], figures)
+
+
+def family_effects(node: Node) -> Iterator[tuple[str, Effect]]:
+    """Yield task and effect: each stage's accuracy and undeclared calls on each task alone.
+
+    Nothing of an evaluation of a single task, whose effects are those of the evaluation.
+    """
+    from posttrain.evaluation.run import read_run
+
+    arms = arms_of(node)
+    _, records = read_run(node.path)
+    tasks = list(dict.fromkeys(record.prompt.source for record in records[arms.before]))
+    if len(tasks) < 2:
+        return
+    for name in records:
+        if name == arms.before or name in arms.controls:
+            continue
+        for task in tasks:
+            base_records = [r for r in records[arms.base_of(name)] if r.prompt.source == task]
+            new_records = [r for r in records[name] if r.prompt.source == task]
+            for effect in _changes(node, arms, name, base_records, new_records, _OF_A_FAMILY):
+                yield task, effect
 
 
 def _changes(
@@ -248,8 +282,8 @@ def _changes(
     name: str,
     base_records: Sequence[Record],
     new_records: Sequence[Record],
+    figures: Sequence[str],
 ) -> Iterator[Effect]:
-    figures = figures_of(arms.methods[name])
     base_by_setting = _by_setting(base_records)
     new_by_setting = _by_setting(new_records)
     for figure in figures:

@@ -16,6 +16,7 @@ from posttrain.models.inference import load_for_inference
 from posttrain.models.load import load_checkpoint, load_pretrained
 from scripts.chat import main as chat
 from scripts.merge import main as merge
+from scripts.quantize import main as quantize
 from tests.sampling.test_open import write_checkpoint
 
 REFUSED = r"quantised by ModelOpt, .* without their scales: serve the folder"
@@ -63,6 +64,16 @@ def test_commands_refuse_a_quantised_folder(tmp_path: Path):
     with pytest.raises(ConfigError, match=REFUSED):
         merge([str(adapter), str(tmp_path / "out")])
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_without_modelopt_the_command_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("scripts.quantize.find_spec", lambda _: None)
+    paths = [f"out={tmp_path / 'out'}", "checkpoint=model", "data=data"]
+    with pytest.raises(ConfigError, match=r"needs ModelOpt: pip install 'posttrain\[quantize\]'"):
+        quantize(["--config", "tiny/quantize", *paths])
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_format_that_is_not_simulated_is_named(tmp_path: Path):

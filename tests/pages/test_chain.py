@@ -17,12 +17,19 @@ from posttrain.evaluation.intervals import by_question
 from posttrain.evaluation.metrics import values_of
 from posttrain.evaluation.run import read_run
 from posttrain.lineage import trace
-from posttrain.pages.chain import first_effects, is_chain
-from posttrain.pages.effects import alert_tiles, alerts_of, arms_of, chain_effects
+from posttrain.pages.chain import first_effects, is_chain, write_chain
+from posttrain.pages.effects import (
+    alert_tiles,
+    alerts_of,
+    arms_of,
+    chain_effects,
+    family_effects,
+)
 from posttrain.report.diagram import MOST, rows_of, shortest
 from posttrain.runs import SECONDS, Counts, Run, open_run, parent_of, read_artifact
+from posttrain.sampling.sampler import Request
 from tests.data_builders.small_build import script
-from tests.evaluation.scripted import ScriptedSampler
+from tests.evaluation.scripted import ScriptedSampler, turn
 from tests.evaluation.small_eval import answer, evaluate, tamed, write_recipe
 from tests.pages.reading import Reader, cells, section, sections
 
@@ -160,6 +167,42 @@ def test_a_chain_opens_with_each_stage_that_an_evaluation_compares(tmp_path: Pat
     assert firsts[0] is effects[0]
 
 
+def test_each_stage_has_its_effect_on_each_family(tmp_path: Path):
+    def worse(request: Request) -> str:
+        wrong = "sums" in request.messages[-1].content
+        return turn("55", thinking=request.thinking) if wrong else answer(request)
+
+    samplers = [ScriptedSampler(lambda request: turn("56", thinking=request.thinking))]
+    samplers += [ScriptedSampler(worse)]
+    (tmp_path / "runs").mkdir()
+    recipe = write_recipe(tmp_path / "runs", settings=[{"name": "plain"}])
+    evaluate(recipe, samplers=samplers)
+    node = trace(tmp_path / "runs" / "out")[0]
+    effects = {(task, effect.title): effect for task, effect in family_effects(node)}
+    assert effects.keys() == {
+        ("sums", "accuracy, %"),
+        ("products", "accuracy, %"),
+        ("products", "undeclared calls, %"),
+    }
+    sums = effects["sums", "accuracy, %"]
+    records = read_run(node.path)[1]
+    sides = []
+    for name in ("sft", "dpo"):
+        values = values_of([r for r in records[name] if r.prompt.source == "sums"])
+        sides.append(by_question(values["accuracy"]))
+    change = rate_difference(*sides)
+    assert (sums.before, sums.after, sums.questions) == (100.0, 0.0, 12)
+    assert (sums.low, sums.high) == (100 * change.low, 100 * change.high)
+    assert sums.is_better is False
+    assert effects["products", "undeclared calls, %"].is_better is not True
+
+    page = write_chain([tmp_path / "runs"], out=tmp_path / "runs/report.html").read_text()
+    family = section(page.replace("\N{NO-BREAK SPACE}", " "), "By family")
+    assert "100.0 → 0.0" in family
+    assert f"dpo on sums (accuracy, % {sums.interval})" in family
+    assert "Measurably better: nothing." in family
+
+
 def test_a_folder_of_artifacts_has_a_page_with_links(chain, capsys):
     runs = chain["sft"].parent
     judged(runs, ["warm", "trained", "sft"], chain)
@@ -167,8 +210,11 @@ def test_a_folder_of_artifacts_has_a_page_with_links(chain, capsys):
         script("report").main([str(runs / name)])
     with open_run(runs / "timed", kind="toy", config={}) as run:
         run.finish(counts=Counts(1, 1), files={})
-    assert 0 <= json.loads((runs / "timed" / SECONDS).read_text())["seconds"] < 60
-    (runs / "timed" / SECONDS).write_text('{"seconds": 12.5}')
+    seconds = json.loads((runs / "timed" / SECONDS).read_text())
+    assert 0 <= seconds["seconds"] < 60
+    assert seconds["cpu_seconds"] > 0
+    (runs / "timed" / SECONDS).write_text('{"seconds": 12.5, "cpu_seconds": 7.25}')
+    (runs / "judge" / SECONDS).write_text('{"seconds": 2.0}')  # of an older version
     capsys.readouterr()
     script("report").main([str(runs)])
     printed = capsys.readouterr().out.splitlines()
@@ -188,7 +234,8 @@ def test_a_folder_of_artifacts_has_a_page_with_links(chain, capsys):
     assert set(re.findall("<title>(.*?)</title>", diagram)) == {
         path.name for path in runs.iterdir() if path.is_dir()
     }
-    assert cells(page, "timedtoy")[2] == "12.5"
+    assert cells(page, "timedtoy")[2:4] == ["12.5", "7.2"]
+    assert cells(page, "all")[2:4] == ["14.5", "7.2"]
     for path in runs.iterdir():
         assert path.is_file() or read_artifact(path).digest in page
 
