@@ -60,6 +60,7 @@ CHATML = (
 )
 GPT_OSS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>")
 PLAIN = plain_rows(30)
+EMPTY = [{**row, "output": ""} if k > 20 else row for k, row in enumerate(PLAIN)]
 LONG = [{**row, "output": " ".join(map(str, range(900)))} if k > 9 else row
         for k, row in enumerate(PLAIN)]  # fmt: skip
 
@@ -87,7 +88,7 @@ def templated(folder: Path, source: str) -> dict[str, str]:
         (PLAIN, {"source": {"share": 1.0}, "mixture": {"total": 10**7}}, "tokens requested"),
         ([{"x": 1}] * 30, {"source": {"rows": 10}}, "none of its first 30 rows.* keys x; it fits no dialect"),
         (PLAIN, {"licenses": ["CC0"]}, "nothing is left to train on"),
-        (PLAIN, {"limits": {"max_empty_think": 0.5}}, "max_empty_think"),
+        (EMPTY, {"source": {"filters": {"empty_answer": False}}}, "max_empty_answers"),
         (LONG, {"packing": {"max_length": 512}}, "overlong took 66.7%"),
     ],
 )  # fmt: skip
