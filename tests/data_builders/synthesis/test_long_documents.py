@@ -157,8 +157,12 @@ def test_rows_of_one_length_are_chat_rows_of_a_build(
     golds = {question.text: question.gold for question in seeds_of(recipe(tmp_path)).values()}
     right = Scripted(lambda request, _: f"Answer: {golds[request.messages[0].content]}{END}")
     made(recipe(tmp_path, generator=True), {"sft": right}, monkeypatch)
-    source = {"name": "long", "path": str(tmp_path / "out/rows.jsonl"), "license": "MIT"}
-    source["where"] = {"metadata.length": {"le": 6000}}
+    source = {
+        "name": "long",
+        "path": str(tmp_path / "out/rows.jsonl"),
+        "license": "MIT",
+        "where": {"metadata.length": {"le": 6000}},
+    }
     (tmp_path / "sft").mkdir()
     packing = {"max_length": 8192}
     held_out = {"rate": 0.0}
