@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,13 @@ from posttrain.records import Message, Score
 from posttrain.report.console import open_console, print_sections
 from posttrain.report.html import page_html
 from posttrain.rollouts import Prompt
+from posttrain.sampling.sampler import Request
+from tests.data_builders.small_build import write_tokenizer
+from tests.data_builders.synthesis import long_golds
+from tests.data_builders.synthesis.small_synthesis import made, recipe_of
+from tests.evaluation.scripted import ScriptedSampler
+from tests.evaluation.small_eval import evaluate, write_recipe
+from tests.sampling.scripted import END
 
 
 def record(task: str, value: float | None, sft: str = "sft", **metadata: Any) -> Any:
@@ -50,6 +58,38 @@ def test_questions_count_at_their_length_and_in_each_part_that_they_need():
     assert set(long["families"]) == {"all", "needles", "multi_key"}
     assert long["families"]["all"]["questions"] == 11
     assert [part["value"] for part in long["parts"]] == [1.0, 0.5, 0.0, 0.0, pytest.approx(1 / 3)]
+
+
+def test_written_questions_are_evaluated_by_length_and_position(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    families = ["single_needle", "variables"]
+    make = {"kind": "long_documents", "families": families, "lengths": [2500, 4000], "count": 24}
+    make |= {"tokenizer": str(write_tokenizer(tmp_path / "tokenizer")), "needed": 3}
+    made(recipe_of(tmp_path / "long", make, {}), {}, monkeypatch)
+
+    def finds_in_short_documents(request: Request) -> str:
+        documents, question = long_golds.split(request.messages[-1].content)
+        found = long_golds.answer(documents, question) or frozenset()
+        names = ", ".join(sorted(found))
+        if len("".join(documents)) > 2500:
+            names = "none"
+        return f"Answer: {f'[{names}]' if 'variables' in question else names}{END}"
+
+    prompts = [{"name": "long", "format": "environment", "environment": "long_context"}]
+    prompts[0]["path"] = str(tmp_path / "long/tasks.jsonl")
+    settings = [{"name": "ruler", "thinking": 0}]
+    recipe = write_recipe(tmp_path, prompts=prompts, settings=settings, n=1)
+    sampler = ScriptedSampler(finds_in_short_documents)
+    evaluate(recipe, samplers=[sampler, ScriptedSampler(finds_in_short_documents)])
+    metrics = json.loads((tmp_path / "out/metrics.json").read_text())
+    for row in metrics["long_context"]:
+        accuracy = 1.0 if row["length"] == 2500 else 0.0
+        assert set(row["families"]) == {"all", *families}
+        for rate_row in (*row["families"].values(), *filter(None, row["parts"])):
+            assert rate_row["value"] == accuracy
+        assert row["families"]["all"]["questions"] == 12
+    assert "position of what is needed" in (tmp_path / "out/report.html").read_text()
 
 
 def test_samples_of_one_question_are_not_several_questions():

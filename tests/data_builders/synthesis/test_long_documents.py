@@ -16,7 +16,7 @@ from data_builders.synthesis.steps import Discarded
 from posttrain.errors import ConfigError, DataError
 from posttrain.sampling.sampler import Request
 from reward.environments.long_context import LongContextEnvironment
-from tests.data_builders.small_build import write_tokenizer
+from tests.data_builders.small_build import build, index, write_recipe, write_tokenizer
 from tests.data_builders.synthesis import long_golds
 from tests.data_builders.synthesis.small_synthesis import (
     made,
@@ -149,6 +149,28 @@ def test_only_right_answers_become_rows(tmp_path: Path, monkeypatch: pytest.Monk
         assert row["messages"][1]["content"].endswith(f"Answer: {row['metadata']['gold']}")
     assert manifest.stats["planted"]["dropped"] == {"wrong_answer": len(rows)}
     assert len(read_rows(tmp_path / "out/tasks.jsonl")) == 12, "tasks do not depend on the answer"
+
+
+def test_rows_of_one_length_are_chat_rows_of_a_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    golds = {question.text: question.gold for question in seeds_of(recipe(tmp_path)).values()}
+    right = Scripted(lambda request, _: f"Answer: {golds[request.messages[0].content]}{END}")
+    made(recipe(tmp_path, generator=True), {"sft": right}, monkeypatch)
+    source = {
+        "name": "long",
+        "path": str(tmp_path / "out/rows.jsonl"),
+        "license": "MIT",
+        "where": {"metadata.length": {"le": 6000}},
+    }
+    (tmp_path / "sft").mkdir()
+    packing = {"max_length": 8192}
+    held_out = {"rate": 0.0}
+    sft = write_recipe(tmp_path / "sft", sources=[source], packing=packing, held_out=held_out)
+    build(sft)
+    lengths = [row["length"] for row in index(tmp_path / "sft/out")]
+    assert len(lengths) == 6
+    assert all(5400 < length < 6500 for length in lengths)
 
 
 def test_impossible_lengths_are_refused(tmp_path: Path):
