@@ -1,7 +1,7 @@
 """The recipe of synthesis: `posttrain synthesize`, one block for each kind of data.
 
-The kinds and the conditions that keep a row are from the paper, 3.1.2 and 3.1.3. NVIDIA publishes
-no prompts, numbers of turns or yields: all of these are ours.
+The kinds and the conditions that keep a row are from the paper, 3.1.2 and 3.1.3. It gives no
+prompts, numbers of turns or yields: all of these are ours.
 """
 
 from typing import Annotated, Any, ClassVar, Literal, Self, cast

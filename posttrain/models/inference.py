@@ -43,7 +43,7 @@ def load_for_inference(
         vocabulary: rows that the embedding must have at least (largest token id + 1).
         transposed: on a CPU, store large weights so that decoding a few rows is fast; a pass over
             whole sequences gains nothing, and rounds otherwise than a model in training.
-        simulate: load also a checkpoint in FP8 by ModelOpt, as `load_pretrained` does.
+        simulate: load also a checkpoint quantised by ModelOpt, as `load_pretrained` does.
 
     Raises:
         ConfigError: the model cannot be loaded so, is only an adapter, or its embedding is too

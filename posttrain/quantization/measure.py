@@ -148,7 +148,7 @@ def measure(
     journal: FigureLog | None = None,
     draw: int = 0,
 ) -> dict[str, Measured]:
-    """Measure variants, each a collection of units in FP8.
+    """Measure variants, each a collection of units that are quantised.
 
     KL is KL(model ‖ variant): by how much the variant misses what the model would say.
 
@@ -265,7 +265,7 @@ def parts(simulated: Simulated) -> dict[tuple[str, str], list[str]]:
 
 
 def part_variants(simulated: Simulated) -> dict[str, list[str]]:
-    """Variants with only one part in FP8, with all but one, and with only one unit."""
+    """Variants with only one part quantised, with all but one, and with only one unit."""
     variants: dict[str, list[str]] = {}
     for (kind, name), units in parts(simulated).items():
         variants[f"only {kind} {name}"] = units
@@ -278,7 +278,7 @@ def part_variants(simulated: Simulated) -> dict[str, list[str]]:
 def sensitivity(
     simulated: Simulated, measured: Mapping[str, Measured], *, full: int
 ) -> list[dict[str, Any]]:
-    """Sensitivity of every component and every layer: with only it in FP8, and with all but it.
+    """Sensitivity of every component and layer: with only it quantised, and with all but it.
 
     Args:
         measured: Figures of `part_variants`.
