@@ -1,4 +1,4 @@
-"""What decontamination finds and what it leaves alone, on real sets and real evaluation items.
+"""Decontamination on real sets: planted evaluation items that it finds, and overlaps as they are.
 
     python benchmarks/decontamination.py --data ../shared/data [--half 1] [--pairs]
 
@@ -21,12 +21,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.deduplication import sets_in
+from benchmarks.deduplication import sets_in, text_characters
 from data_builders.decontamination.items import Item, read_items
 from data_builders.decontamination.match import Decontaminator
 from data_builders.rows.raw import Drop
 from posttrain.config.overlap import DecontaminationConfig, EvaluationFile
-from posttrain.records import Example
 from tests.data_builders.dedup.copies import chat
 
 MMLU = EvaluationFile(path="mmlu_dev_val.jsonl", fields=("question", "A", "B", "C", "D"))
@@ -57,34 +56,37 @@ LAYOUTS: dict[str, Callable[[Item], str]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What decontamination finds on real sets.")
+    parser = argparse.ArgumentParser(description="Decontamination on real sets.")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the sets")
     parser.add_argument("--half", type=int, choices=(0, 1), default=1, help="even or odd rows")
     parser.add_argument("--pairs", action="store_true", help="list what is found unplanted")
     options = parser.parse_args()
-    multiple_choice(options.data)
-    planted(options.data, options.half)
-    overlaps(options.data, listed=options.pairs)
+    find_multiple_choice(options.data)
+    find_planted_items(options.data, options.half)
+    find_overlaps(options.data, list_pairs=options.pairs)
 
 
 def load(files: tuple[EvaluationFile, ...], data: Path) -> Decontaminator:
     return Decontaminator.load(DecontaminationConfig(files=files), data)
 
 
-def found(decontaminator: Decontaminator, texts: list[str]) -> str:
+def found_share(decontaminator: Decontaminator, texts: list[str]) -> str:
+    """Share of the texts, each a user's message, that are dropped."""
     drops = decontaminator.drops([chat(text, "I see.") for text in texts])
-    return f"{sum(d is not None for d in drops) / max(len(texts), 1):.3f}"
+    return f"{sum(drop is not None for drop in drops) / max(len(texts), 1):.3f}"
 
 
-def multiple_choice(data: Path) -> None:
-    """Every question in every layout, with its options named under `fields` and without."""
-    items = [item for read in read_items(MMLU, data) for item in read.items]
+def find_multiple_choice(data: Path) -> None:
+    """Look for all questions in each layout, with and without their options under `fields`."""
+    items: list[Item] = []
+    for file in read_items(MMLU, data):
+        items += file.items
     print(f"| {len(items):,} questions of MMLU | {' | '.join(LAYOUTS)} |\n|---|{'---|' * 5}")
     for fields in (("question", "A", "B", "C", "D"), (), ("question",)):
         decontaminator = load((MMLU.model_copy(update={"fields": fields}),), data)
-        shares = [
-            found(decontaminator, [form(item) for item in items]) for form in LAYOUTS.values()
-        ]
+        shares: list[str] = []
+        for layout in LAYOUTS.values():
+            shares.append(found_share(decontaminator, [layout(item) for item in items]))
         print(f"| fields: [{', '.join(fields)}] | {' | '.join(shares)} |", flush=True)
 
 
@@ -92,14 +94,14 @@ def _labelled(item: Item, form: str, between: str = "\n") -> str:
     return between.join(form.format(*pair) for pair in zip("ABCDEF", item.options, strict=False))
 
 
-def planted(data: Path, half: int) -> None:
-    """Items hidden in conversations, and how many are found."""
+def find_planted_items(data: Path, half: int) -> None:
+    """Print the share of items hidden in conversations that are found."""
     rng = random.Random(half)
     forms: dict[str, Callable[[str], str]] = {
         "amid words": lambda text: f"Before we start: {text} Please think about it first.",
         "other layout": lambda t: "\n".join(re.sub(r"[\W_]+", " ", t).upper().split(" ")),
         **{
-            f"{share:.0%} of words": lambda text, s=share: replaced(text, s, rng)
+            f"{share:.0%} of words": lambda text, s=share: with_other_words(text, s, rng)
             for share in (0.05, 0.1, 0.15, 0.2, 0.3)
         },
         "all numbers": lambda text: re.sub(r"\d+", lambda _: str(rng.randrange(2, 999)), text),
@@ -109,25 +111,26 @@ def planted(data: Path, half: int) -> None:
     print(f"\n| items of | | {' | '.join(forms)} |\n|---|{'---|' * (1 + len(forms))}")
     for file in FILES:
         decontaminator = load((file,), data)
-        inside = [
-            text.item.text
-            for text, own in zip(
-                decontaminator.index.texts, decontaminator.index.own_words, strict=True
-            )
-            if own >= decontaminator.index.ngram and text.item.line % 2 == half
-        ]
-        chosen = rng.sample(inside, min(_PLANTED, len(inside)))
-        shares = [found(decontaminator, [form(text) for text in chosen]) for form in forms.values()]
+        index = decontaminator.index
+        # items that can be found inside of another text
+        texts: list[str] = []
+        for text, own_words in zip(index.texts, index.own_words, strict=True):
+            if own_words >= index.ngram and text.item.line % 2 == half:
+                texts.append(text.item.text)
+        chosen = rng.sample(texts, min(_PLANTED, len(texts)))
+        shares: list[str] = []
+        for form in forms.values():
+            shares.append(found_share(decontaminator, [form(text) for text in chosen]))
         print(f"| {file.path} | {len(chosen)} | {' | '.join(shares)} |", flush=True)
 
 
-def replaced(text: str, share: float, rng: random.Random) -> str:
-    """A share of the words are others."""
+def with_other_words(text: str, share: float, rng: random.Random) -> str:
+    """Text with a share of its words replaced."""
     return " ".join("another" if rng.random() < share else word for word in text.split(" "))
 
 
-def overlaps(data: Path, *, listed: bool) -> None:
-    """What of the evaluation files is in the sets as they are."""
+def find_overlaps(data: Path, *, list_pairs: bool) -> None:
+    """Print what of the evaluation files is in the sets as they are."""
     decontaminator = load(FILES, data)
     print(f"\n{len(decontaminator.index.texts):,} items against the sets as they are:\n")
     print("| set | records | dropped | of MMLU | records/s | MB/s |\n|---|---|---|---|---|---|")
@@ -135,26 +138,22 @@ def overlaps(data: Path, *, listed: bool) -> None:
         if name in _ITEMS_TOO:
             continue
         started = time.process_time()
-        drops = [
-            drop
-            for at in range(0, len(examples), _BATCH)
-            for drop in decontaminator.drops(examples[at : at + _BATCH])
-        ]
-        spent = time.process_time() - started
-        details = [d.detail for d in drops if isinstance(d, Drop)]
+        drops: list[Drop | None] = []
+        for start in range(0, len(examples), _BATCH):
+            drops += decontaminator.drops(examples[start : start + _BATCH])
+        seconds = time.process_time() - started
+        details = [drop.detail for drop in drops if drop is not None]
         mmlu = sum(MMLU.path in detail for detail in details)
         print(
             f"| {name} | {len(examples):,} | {len(details)} | {mmlu} "
-            f"| {len(examples) / spent:,.0f} | {_size(examples) / spent / 1e6:.1f} |",
+            f"| {len(examples) / seconds:,.0f} "
+            f"| {text_characters(examples) / seconds / 1e6:.1f} |",
             flush=True,
         )
-        for detail, count in Counter(d.partition(": ")[2][:250] for d in details).items():
-            if listed:
-                print(f"    {count} x {detail}")
-
-
-def _size(examples: list[Example]) -> int:
-    return sum(len(m.content) + len(m.reasoning or "") for e in examples for m in e.messages)
+        if list_pairs:
+            passages = Counter(detail.partition(": ")[2][:250] for detail in details)
+            for passage, count in passages.items():
+                print(f"    {count} x {passage}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What near-deduplication finds, what it merges wrongly, and what it costs, on real sets.
+"""Near-deduplication on real sets: copies that it finds, records that it merges, and its cost.
 
     python benchmarks/deduplication.py --data ../shared/data [--half 1] [--each 200]
     python benchmarks/deduplication.py --data ../shared/data --rows 200_000 1_600_000
@@ -72,7 +72,7 @@ question in another way. Please tell me which of these you would like me to do."
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What near-deduplication finds on real sets.")
+    parser = argparse.ArgumentParser(description="Near-deduplication on real sets.")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the sets")
     parser.add_argument("--half", type=int, choices=(0, 1), default=1, help="even or odd rows")
     parser.add_argument("--each", type=int, default=200, help="copies planted in each set")
@@ -81,16 +81,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         if options.rows:
             for rows in options.rows:
-                search(rows, Path(scratch))
+                measure_search(rows, Path(scratch))
             return
         sets = sets_in(options.data)
-        planted(sets, options.half, options.each, Path(scratch))
-        look_alike(sets, Path(scratch))
-        speed(sets)
+        find_copies(sets, options.half, options.each, Path(scratch))
+        merge_look_alikes(sets, Path(scratch))
+        measure_speed(sets)
 
 
 def sets_in(folder: Path) -> dict[str, list[Example]]:
-    """Every set whose rows can be read as conversations; other rows are left out."""
+    """Read the sets as conversations; rows that cannot be read so are left out."""
     sets: dict[str, list[Example]] = {}
     for name, keys in SETS.items():
         source = validate({"name": name, **keys}, SourceConfig, where="benchmark")
@@ -98,8 +98,13 @@ def sets_in(folder: Path) -> dict[str, list[Example]]:
     return sets
 
 
-def planted(sets: dict[str, list[Example]], half: int, each: int, scratch: Path) -> None:
-    """The share of planted copies that is dropped, by set and kind of copy."""
+def find_copies(sets: dict[str, list[Example]], half: int, count: int, scratch: Path) -> None:
+    """Print the share of planted copies that is dropped, by set and kind of copy.
+
+    Args:
+        half: 0 for copies of even rows, 1 of odd ones.
+        count: copies in each set.
+    """
     rng = random.Random(half)
     kinds: dict[str, Callable[[Example], Example]] = {}
     for share in (0.01, 0.03, 0.05, 0.1):
@@ -108,27 +113,27 @@ def planted(sets: dict[str, list[Example]], half: int, each: int, scratch: Path)
         kinds[f"{share:.0%} characters"] = lambda e, s=share: with_edits(
             e, lambda t: edited_characters(t, s, rng)
         )
-    kinds["layout and ids"] = lambda e: laid_out(e, rng)
-    kinds["closing sentence"] = closed
+    kinds["layout and ids"] = lambda e: with_other_layout(e, rng)
+    kinds["closing sentence"] = with_closing_sentence
     print(f"| set | copies | {' | '.join(kinds)} |\n|{'---|' * (2 + len(kinds))}")
     for name, examples in sets.items():
-        own = examples[half::2]
-        chosen = rng.sample(own, min(each, len(own)))
-        ours: list[str] = []
-        theirs: list[str] = []
+        half_examples = examples[half::2]
+        chosen = rng.sample(half_examples, min(count, len(half_examples)))
+        our_shares: list[str] = []
+        datasketch_shares: list[str] = []
         for change in kinds.values():
             copies = [change(example) for example in chosen]
             drops = deduplicate({"first": chosen, "copies": copies}, NEAR, scratch)
-            ours.append(
-                f"{sum(row >= len(chosen) for row in drops.row.tolist()) / len(chosen):.2f}"
-            )
-            theirs.append(datasketch_share(chosen, copies))
-        print(f"| {name} | {len(chosen)} | {' | '.join(ours)} |", flush=True)
-        print(f"| datasketch | | {' | '.join(theirs)} |", flush=True)
+            # rows are numbered over both: copies come behind the chosen
+            dropped_copies = sum(row >= len(chosen) for row in drops.row.tolist())
+            our_shares.append(f"{dropped_copies / len(chosen):.2f}")
+            datasketch_shares.append(datasketch_share(chosen, copies))
+        print(f"| {name} | {len(chosen)} | {' | '.join(our_shares)} |", flush=True)
+        print(f"| datasketch | | {' | '.join(datasketch_shares)} |", flush=True)
 
 
-def laid_out(example: Example, rng: random.Random) -> Example:
-    """Other white space, other ids of calls, indented JSON, no tools and another system text."""
+def with_other_layout(example: Example, rng: random.Random) -> Example:
+    """Copy with other white space and ids, indented JSON, no tools and another system text."""
     messages = [Message("system", "You are a careful and friendly assistant.")]
     for m in example.messages:
         calls = tuple(
@@ -148,14 +153,17 @@ def indented(text: str) -> str:
         return text
 
 
-def closed(example: Example) -> Example:
+def with_closing_sentence(example: Example) -> Example:
     *messages, last = example.messages
     last = replace(last, content=f"{last.content} {CLOSING}")
     return make_example((*messages, last), tools=example.tools, source="copies", dialect="openai")
 
 
 def datasketch_share(chosen: Sequence[Example], copies: Sequence[Example]) -> str:
-    """The same by datasketch: words of `str.split`, 5-grams, 128 permutations, threshold 0.8."""
+    """Share of the copies that datasketch finds, or "-" where it is not installed.
+
+    Words are those of `str.split`, in 5-grams, with 128 permutations and a threshold of 0.8.
+    """
     try:
         from datasketch import MinHash, MinHashLSH  # pyright: ignore[reportMissingImports]
     except ImportError:
@@ -176,8 +184,8 @@ def datasketch_share(chosen: Sequence[Example], copies: Sequence[Example]) -> st
     return f"{hits / len(chosen):.2f}"
 
 
-def look_alike(sets: dict[str, list[Example]], scratch: Path) -> None:
-    """Distinct records that have much in common, and how many are dropped as near-duplicates."""
+def merge_look_alikes(sets: dict[str, list[Example]], scratch: Path) -> None:
+    """Print how many distinct records that have much in common are dropped as near-duplicates."""
     rng = random.Random(5)
     passages = [sentence(rng, 400) for _ in range(10)]
     words = sorted(set(sentence(rng, 3000).replace(".", "").split()))
@@ -199,61 +207,79 @@ def look_alike(sets: dict[str, list[Example]], scratch: Path) -> None:
         ],
         "What is a+b?": [(f"What is {a}+{b}?", str(a + b)) for a in range(40) for b in range(40)],
     }
-    made_of = {name: [chat(*pair) for pair in pairs] for name, pairs in texts.items()}
+    look_alikes: dict[str, list[Example]] = {}
+    for name, pairs in texts.items():
+        look_alikes[name] = [chat(*pair) for pair in pairs]
     print("\n| distinct records | | dropped as near-duplicates |\n|---|---|---|")
-    for name, examples in {**sets, **made_of}.items():
+    for name, examples in {**sets, **look_alikes}.items():
         drops = deduplicate({"a": examples}, NEAR, scratch)
-        near = int((drops.reason == REASONS.index("near_duplicate")).sum())
-        print(f"| {name} | {len(examples) - len(drops.row) + near:,} | {near} |", flush=True)
+        near_duplicates = int((drops.reason == REASONS.index("near_duplicate")).sum())
+        distinct = len(examples) - len(drops.row) + near_duplicates
+        print(f"| {name} | {distinct:,} | {near_duplicates} |", flush=True)
 
 
-def speed(sets: dict[str, list[Example]]) -> None:
-    """Records a CPU second that workers compute columns of, and bytes that these have."""
+def measure_speed(sets: dict[str, list[Example]]) -> None:
+    """Print records a CPU second that workers compute columns of, and the columns' bytes."""
     print("\n| set | exact, records/s | with near | MB/s | bytes a record |\n|---|---|---|---|---|")
     for name, examples in sets.items():
-        size = sum(len(m.content) + len(m.reasoning or "") for e in examples for m in e.messages)
-        spent, written = {}, 0
-        for near in (False, True):
-            started = time.process_time()
-            batches = [
-                column_batch(examples[k : k + 128], None, near=near)
-                for k in range(0, len(examples), 128)
-            ]
-            spent[near] = time.process_time() - started
-            written = sum(rows.nbytes + len(grams) for rows, grams in batches)
+        exact_seconds, _ = _column_cost(examples, near=False)
+        near_seconds, column_bytes = _column_cost(examples, near=True)
         print(
-            f"| {name} | {len(examples) / spent[False]:,.0f} | {len(examples) / spent[True]:,.0f} "
-            f"| {size / spent[True] / 1e6:.1f} | {written / len(examples):,.0f} |",
+            f"| {name} | {len(examples) / exact_seconds:,.0f} "
+            f"| {len(examples) / near_seconds:,.0f} "
+            f"| {text_characters(examples) / near_seconds / 1e6:.1f} "
+            f"| {column_bytes / len(examples):,.0f} |",
             flush=True,
         )
 
 
-def search(rows: int, scratch: Path) -> None:
-    """The search over columns of so many records, of which one in fifty has a near-duplicate."""
+def _column_cost(examples: Sequence[Example], *, near: bool) -> tuple[float, int]:
+    """CPU seconds to compute the columns of examples, and bytes of the columns."""
+    started = time.process_time()
+    batches = [
+        column_batch(examples[k : k + 128], None, near=near) for k in range(0, len(examples), 128)
+    ]
+    seconds = time.process_time() - started
+    return seconds, sum(rows.nbytes + len(grams) for rows, grams in batches)
+
+
+def text_characters(examples: Sequence[Example]) -> int:
+    """Characters of all messages and traces."""
+    total = 0
+    for example in examples:
+        total += sum(len(m.content) + len(m.reasoning or "") for m in example.messages)
+    return total
+
+
+def measure_search(rows: int, scratch: Path) -> None:
+    """Time the search over columns of so many records, one in fifty with a near-duplicate."""
     folder = scratch / f"{rows}"
-    maker = multiprocessing.get_context("fork").Process(target=synthetic, args=(rows, folder))
-    maker.start()
-    maker.join()
+    # in a process of its own: the peak memory below is then that of the search
+    writer = multiprocessing.get_context("fork").Process(
+        target=write_synthetic_columns, args=(rows, folder)
+    )
+    writer.start()
+    writer.join()
     started = time.process_time()
     drops = find_duplicates(DedupColumns([folder]), {"synthetic": rows}, NEAR)
-    spent = time.process_time() - started
+    seconds = time.process_time() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
-        f"{rows:,} records: {len(drops.row):,} dropped, {spent:.1f} CPU s, peak memory of the "
+        f"{rows:,} records: {len(drops.row):,} dropped, {seconds:.1f} CPU s, peak memory of the "
         f"process {peak:,.0f} MB, pages of the columns among them",
         flush=True,
     )
 
 
-def synthetic(rows: int, folder: Path) -> None:
-    """Columns of so many records, of which the last fiftieth repeats the first."""
+def write_synthetic_columns(rows: int, folder: Path) -> None:
+    """Write columns of so many records, of which the last fiftieth repeats the first."""
     rng = random.Random(0)
-    some = [chat(sentence(rng, 20), sentence(rng, 60)) for _ in range(1000)]
-    some_rows, grams = column_batch(some, None, near=True)
+    pattern = [chat(sentence(rng, 20), sentence(rng, 60)) for _ in range(1000)]
+    pattern_rows, grams = column_batch(pattern, None, near=True)
     folder.mkdir()
     row = np.arange(rows, dtype=np.uint64)
     text = row % np.uint64(rows - rows // 50)
-    columns = some_rows[text % np.uint64(len(some))]
+    columns = pattern_rows[text % np.uint64(len(pattern))]
     for salt, name in enumerate(("conversation", "prompt", "id64", "rest64")):
         columns[name] = shuffled_keys(row, salt)
     keys = text[:, None] * np.uint64(BANDS) + np.arange(BANDS, dtype=np.uint64)

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import random
-import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import END, PAD, SHAPES, default_shape, random_model
+from shapes import END, PAD, SHAPES, comparison_parser, peak_gib, random_model, write_figures
 from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForCausalLM,
@@ -43,13 +41,18 @@ from posttrain.tokens.tokenizer import load_tokenizer
 from posttrain.training.dpo.data import Pairs, load_pairs, make_pair_collator
 from posttrain.training.dpo.reference import ReferenceKey, ReferenceStore, longest_first
 from posttrain.training.dpo.trainer import PairTrainer
-from posttrain.versions import package_versions
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One arm: seconds for 128 pairs, training and reference apart; tokens of both sequences of a
-    pair a second, all included; peak memory; the losses, which must agree."""
+    """Figures of one arm.
+
+    Attributes:
+        step_seconds: seconds to train on 128 pairs, without the reference.
+        reference_seconds: seconds for the reference of 128 pairs.
+        tokens_per_second: tokens of both sequences of a pair, with the reference's seconds.
+        losses: losses of the steps, which must agree between arms.
+    """
 
     arm: str
     step_seconds: float
@@ -59,8 +62,8 @@ class Result:
     losses: list[float]
 
 
-def synthetic(folder: Path, *, count: int, mean: int, vocabulary: int) -> Path:
-    """Pairs with prompts and completions of about `mean` tokens each."""
+def write_synthetic(folder: Path, *, count: int, mean: int, vocabulary: int) -> Path:
+    """Write pairs with prompts and completions of about `mean` tokens each."""
     rng = random.Random(0)
 
     def ids() -> tuple[int, ...]:
@@ -77,7 +80,7 @@ def synthetic(folder: Path, *, count: int, mean: int, vocabulary: int) -> Path:
 
 
 def seconds_now(device: torch.device) -> float:
-    """Of the clock; on CPU, of work that this process did."""
+    """Wall seconds on a GPU; CPU seconds of this process on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         return time.perf_counter()
@@ -85,24 +88,23 @@ def seconds_now(device: torch.device) -> float:
 
 
 class Clock(TrainerCallback):
-    """Seconds of the steps after the first, which warms up."""
+    """Callback that times the steps after the first, which warms up."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.marks: list[float] = []
 
     def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
-        """Take the time."""
         self.marks.append(seconds_now(self.device))
 
     @property
     def seconds(self) -> float:
-        """Of one step."""
+        """Mean seconds of a step."""
         return (self.marks[-1] - self.marks[0]) / (len(self.marks) - 1)
 
 
 class PlainTRL(DPOTrainer):
-    """TRL as it is, but for token ids that are there already, in the order of the rows."""
+    """TRL's trainer on rows that are tokenised already, in their order."""
 
     seconds_before = 0.0
 
@@ -111,30 +113,30 @@ class PlainTRL(DPOTrainer):
 
     def _precompute_ref_logps(self, *args: Any, **kwargs: Any) -> Any:
         started = seconds_now(self.args.device)
-        found = super()._precompute_ref_logps(*args, **kwargs)
+        logps = super()._precompute_ref_logps(*args, **kwargs)
         self.seconds_before = seconds_now(self.args.device) - started
-        return found
+        return logps
 
     def _get_train_sampler(self, *_args: Any, **_kwargs: Any) -> Any:
         return torch.utils.data.SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
 
 
 class InOrder(PairTrainer):
-    """Ours, in the order of the rows, so that every arm sees the same steps."""
+    """Our trainer in the order of the rows, so that all arms see the same steps."""
 
     seconds_before = 0.0
 
     def load_reference(self, model: Any) -> Any:
         started = seconds_now(self.args.device)
-        found = super().load_reference(model)
+        reference = super().load_reference(model)
         self.seconds_before = seconds_now(self.args.device) - started
-        return found
+        return reference
 
     def _get_train_sampler(self, *_args: Any, **_kwargs: Any) -> Any:
         rows: list[int] = []
         lengths = self.pairs.lengths
-        for at in range(0, len(self.pairs), self.global_batch):
-            step = range(at, min(at + self.global_batch, len(self.pairs)))
+        for start in range(0, len(self.pairs), self.global_batch):
+            step = range(start, min(start + self.global_batch, len(self.pairs)))
             rows += sorted(step, key=lambda row: -lengths[row])
         return rows
 
@@ -142,17 +144,31 @@ class InOrder(PairTrainer):
 def arguments(args: argparse.Namespace, work: Path, **more: Any) -> DPOConfig:
     on_gpu = torch.cuda.is_available()
     return DPOConfig(
-        output_dir=str(work), max_steps=args.steps, per_device_train_batch_size=args.micro,
-        gradient_accumulation_steps=128 // args.micro, learning_rate=3e-6, beta=0.05,
-        loss_type=["sigmoid", "sft"], loss_weights=[1.0, 0.2], max_length=None, bf16=on_gpu,
-        use_cpu=not on_gpu, gradient_checkpointing=args.checkpointing, report_to="none",
-        save_strategy="no", logging_steps=1, disable_tqdm=True, lr_scheduler_type="constant",
-        remove_unused_columns=False, dataloader_pin_memory=on_gpu, **more,
-    )  # fmt: skip
+        output_dir=str(work),
+        max_steps=args.steps,
+        per_device_train_batch_size=args.micro,
+        gradient_accumulation_steps=128 // args.micro,
+        learning_rate=3e-6,
+        lr_scheduler_type="constant",
+        beta=0.05,
+        loss_type=["sigmoid", "sft"],
+        loss_weights=[1.0, 0.2],
+        max_length=None,
+        bf16=on_gpu,
+        use_cpu=not on_gpu,
+        gradient_checkpointing=args.checkpointing,
+        remove_unused_columns=False,
+        dataloader_pin_memory=on_gpu,
+        save_strategy="no",
+        logging_steps=1,
+        disable_tqdm=True,
+        report_to="none",
+        **more,
+    )
 
 
 def result_of(arm: str, trainer: Any, clock: Clock, pairs: Pairs) -> Result:
-    """Train and sum it up; the reference's seconds are those of 128 pairs."""
+    """Train, and compute the figures of an arm."""
     if clock.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     trainer.train()
@@ -160,11 +176,13 @@ def result_of(arm: str, trainer: Any, clock: Clock, pairs: Pairs) -> Result:
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     tokens = 128 * float(pairs.lengths.mean())
     rate = tokens / (clock.seconds + reference)
-    return Result(arm, clock.seconds, reference, rate, _peak_gib(clock.device), losses)
+    return Result(arm, clock.seconds, reference, rate, peak_gib(clock.device), losses)
 
 
-def ours(layout: str, make: Callable[[], PreTrainedModel], pairs: Pairs, setting: Any) -> Result:
-    """Our trainer in one layout; the mean form of the SFT term, which is TRL's."""
+def run_ours(
+    layout: str, make: Callable[[], PreTrainedModel], pairs: Pairs, setting: Any
+) -> Result:
+    """Run our trainer in one layout, with the mean form of the SFT term, which is TRL's."""
     args, tokenizer, work = setting
     key = ReferenceKey("benchmark", None, layout, "any", None, False)
     order = longest_first(pairs.lengths)
@@ -178,17 +196,16 @@ def ours(layout: str, make: Callable[[], PreTrainedModel], pairs: Pairs, setting
         layout=layout,
         loss=LossConfig(sft_form="mean"),
         store=store,
-        chosen_floor=-1e9,
     )
     clock = Clock(trainer.args.device)
     trainer.add_callback(clock)
     return result_of(f"ours ({layout})", trainer, clock, pairs)
 
 
-def plain(
+def run_trl(
     make: Callable[[], PreTrainedModel], pairs: Pairs, setting: Any, *, precompute: bool
 ) -> Result:
-    """TRL's trainer; the mask is left out, so its pairs must be sampled throughout."""
+    """Run TRL's trainer; it has no mask, so that all tokens of its pairs must be sampled ones."""
     args, tokenizer, work = setting
     data = pairs.data.select_columns(["prompt_ids", "chosen_ids", "rejected_ids"])
     trainer = PlainTRL(
@@ -204,13 +221,6 @@ def plain(
     return result_of(name, trainer, clock, pairs)
 
 
-def _peak_gib(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / (1 << 30)
-    # of the process so far: on CPU only the largest arm is meaningful
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
-
-
 def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
     words = {"<|pad|>": PAD, "<|start|>": 1, "<|end|>": END}
     words |= {f"w{n}": n for n in range(3, size)}
@@ -218,8 +228,8 @@ def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<|pad|>", eos_token="<|end|>")  # noqa: S106 - tokens
 
 
-def arms(args: argparse.Namespace) -> Iterator[Result]:
-    """Each arm with a fresh model and a folder of its own."""
+def run_arms(args: argparse.Namespace) -> Iterator[Result]:
+    """Run the arms, each with a fresh model and a folder of its own."""
     vocabulary = SHAPES[args.shape]["vocab_size"]
 
     def make() -> PreTrainedModel:
@@ -231,17 +241,18 @@ def arms(args: argparse.Namespace) -> Iterator[Result]:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         if args.data:
-            data, tokenizer = args.data, load_tokenizer(args.data / "tokenizer")
+            data = args.data
+            tokenizer = load_tokenizer(args.data / "tokenizer")
         else:
             tokenizer = word_tokenizer(vocabulary)
             count = 128 * args.steps
-            data = synthetic(root, count=count, mean=args.mean, vocabulary=vocabulary)
+            data = write_synthetic(root, count=count, mean=args.mean, vocabulary=vocabulary)
         pairs = load_pairs(data)
         runs: list[Callable[[Any], Result]] = [
-            lambda setting: ours("shared_prompt", make, pairs, setting),
-            lambda setting: ours("unpacked", make, pairs, setting),
-            lambda setting: plain(make, pairs, setting, precompute=False),
-            lambda setting: plain(make, pairs, setting, precompute=True),
+            lambda setting: run_ours("shared_prompt", make, pairs, setting),
+            lambda setting: run_ours("unpacked", make, pairs, setting),
+            lambda setting: run_trl(make, pairs, setting, precompute=False),
+            lambda setting: run_trl(make, pairs, setting, precompute=True),
         ]
         for number, run in enumerate(runs):
             work = root / str(number)
@@ -252,20 +263,18 @@ def arms(args: argparse.Namespace) -> Iterator[Result]:
 
 def main() -> None:
     on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = comparison_parser(__doc__)
     parser.add_argument("--data", type=Path, help="a dpo_data artifact; default: synthetic")
     parser.add_argument("--checkpoint", type=Path, help="its policy; default: random weights")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default=default_shape())
     parser.add_argument("--mean", type=int, default=1024 if on_gpu else 60, help="tokens a part")
     parser.add_argument("--micro", type=int, default=8, help="pairs a micro-batch")
     parser.add_argument("--steps", type=int, default=6 if on_gpu else 3, help="of 128 pairs")
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
-    parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     args = parser.parse_args()
     if not on_gpu:
         print("no GPU: with one, this measures a 0.5 B model in bf16. Now a tiny one in fp32.")
     results = []
-    for result in arms(args):
+    for result in run_arms(args):
         results.append(result)
         print(
             f"{result.arm:<22} {result.step_seconds:>7.2f} s a step + "
@@ -273,9 +282,7 @@ def main() -> None:
             f"tokens/s  peak {result.peak_gib:.2f} GiB  loss {result.losses[-1]:.4f}",
             flush=True,
         )
-    if args.out:
-        stats = {"versions": package_versions(), "arms": [asdict(r) for r in results]}
-        args.out.write_text(json.dumps(stats, indent=1) + "\n")
+    write_figures(args.out, results)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
+import itertools
 import json
 import random
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -38,46 +38,48 @@ Row = dict[str, Any]
 
 
 def read(path: Path) -> list[Row]:
-    """The rows of a JSONL file."""
+    """Rows of a JSONL file."""
     return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
 def report(name: str, number: int, admitted: Admitted) -> None:
-    """One line, and the reasons of what was dropped."""
-    kept, reasons = len(admitted.prompts), Counter(r.split(" ")[0] for _, r in admitted.dropped)
+    """Print a line of counts, and the first reasons to drop a row."""
+    kept = len(admitted.prompts)
+    reasons = [reason for _, reason in admitted.dropped]
+    counts = Counter(reason.split(" ")[0] for reason in reasons)
     gold = f"{kept - admitted.without_gold} gold verified, {admitted.without_gold} without gold"
-    print(f"{name}: {number} rows, {kept} kept, {gold}; dropped {dict(reasons)}", flush=True)
-    for reason in list(dict.fromkeys(reason for _, reason in admitted.dropped))[:4]:
+    print(f"{name}: {number} rows, {kept} kept, {gold}; dropped {dict(counts)}", flush=True)
+    for reason in list(dict.fromkeys(reasons))[:4]:
         print(f"    {reason[:150]}")
 
 
 async def gold(count: int) -> None:
     """Generated tasks: the gold passes, what is wrong and what is empty does not."""
     for name in ENVIRONMENTS:
-        environment, generated = ENVIRONMENTS[name](), rows(name, seed=7, count=count)
+        environment = ENVIRONMENTS[name]()
+        generated = rows(name, seed=7, count=count)
         if not generated:
             print(f"{name}: its tasks come from data")
             continue
         admitted = await admit(iter(generated), {name: environment})
         report(name, len(generated), admitted)
-        empty = [
-            await environment.verify(p, await replay(environment, p, says(text)))
-            for p in admitted.prompts
-            for text in ("", "OK.")
-        ]
-        print(f"    empty and mute answers that pass: {sum(map(environment.passes, empty))}")
+        passing = 0
+        for prompt, text in itertools.product(admitted.prompts, ("", "OK.")):
+            completion = await replay(environment, prompt, says(text))
+            passing += environment.passes(await environment.verify(prompt, completion))
+        print(f"    empty and mute answers that pass: {passing}")
 
 
 async def data(folder: Path) -> None:
     """Rows made of other people's data sets."""
     environments = {name: make() for name, make in ENVIRONMENTS.items()}
-    for name, own in {
-        "GSM8K": map(_gsm8k, read(folder / "gsm8k_train.jsonl")),
-        "MMLU": map(_mmlu, read(folder / "mmlu_dev_val.jsonl")),
-        "BFCL": map(_bfcl, read(folder / "bfcl_nonlive.jsonl")),
-    }.items():
-        listed = list(own)
-        report(name, len(listed), await admit(iter(listed), environments))
+    for name, file, convert in (
+        ("GSM8K", "gsm8k_train.jsonl", _gsm8k),
+        ("MMLU", "mmlu_dev_val.jsonl", _mmlu),
+        ("BFCL", "bfcl_nonlive.jsonl", _bfcl),
+    ):
+        converted = [convert(row) for row in read(folder / file)]
+        report(name, len(converted), await admit(iter(converted), environments))
 
 
 def _gsm8k(row: Row) -> Row:
@@ -100,10 +102,15 @@ def _bfcl(row: Row) -> Row:
     calls: list[Row] = []
     for call in row.get("ground_truth", []):
         [(name, arguments)] = call.items()
-        given = {k: _first(v[0]) for k, v in arguments.items() if v[0] != ""}
-        accepts = {k: [_first(one) for one in v if one != ""] for k, v in arguments.items()}
-        optional = [k for k, v in arguments.items() if "" in v]
-        calls.append({"name": name, "arguments": given, "accepts": accepts, "optional": optional})
+        gold: Row = {}
+        accepted: Row = {}
+        # an empty text among the right values says that the argument may be left out
+        for argument, right_values in arguments.items():
+            if right_values[0] != "":
+                gold[argument] = _first(right_values[0])
+            accepted[argument] = [_first(value) for value in right_values if value != ""]
+        optional = [argument for argument, values in arguments.items() if "" in values]
+        calls.append({"name": name, "arguments": gold, "accepts": accepted, "optional": optional})
     tools = [{"type": "function", "function": function} for function in row["function"]]
     expected: Row = {"calls": calls} if calls else {"message": ""}
     messages = row["question"][0]
@@ -111,39 +118,41 @@ def _bfcl(row: Row) -> Row:
 
 
 def _first(value: Any) -> Any:
-    """BFCL lists what is right for each field of an object, too."""
+    """First right value; BFCL lists right values for each field of an object too."""
     if isinstance(value, dict):
         return {k: _first(v[0]) for k, v in value.items() if v and v[0] != ""}
-    return [_first(one) for one in value] if isinstance(value, list) else value
+    return [_first(item) for item in value] if isinstance(value, list) else value
 
 
 async def gym(path: Path) -> None:
-    """Per server: read, dropped with a reason, gold verified."""
+    """Rows of NeMo Gym's servers: read, dropped with a reason, gold verified."""
     servers: defaultdict[str, list[Row]] = defaultdict(list)
     for row in read(path):  # either a Gym row, or {"env": server, "task": Gym row}
         servers[row["env"] if "env" in row else server_of(row)].append(row.get("task", row))
-    totals, environments = Counter[str](), {name: make() for name, make in ENVIRONMENTS.items()}
-    for server, listed in sorted(servers.items()):
+    totals = Counter[str]()
+    environments = {name: make() for name, make in ENVIRONMENTS.items()}
+    for server, server_rows in sorted(servers.items()):
         convert = functools.partial(gym_row, server=server)
         try:
-            admitted = await admit(iter(listed), environments, convert=convert)
+            admitted = await admit(iter(server_rows), environments, convert=convert)
         except ConfigError as error:
-            print(f"{server}: {len(listed)} rows, {error}")
-            totals["needs a judge or a package"] += len(listed)
+            print(f"{server}: {len(server_rows)} rows, {error}")
+            totals["needs a judge or a package"] += len(server_rows)
             continue
-        totals.update(reason.split(":")[0] for _, reason in admitted.dropped)
+        reasons = [reason for _, reason in admitted.dropped]
+        totals.update(reason.split(":")[0] for reason in reasons)
         totals["kept"] += len(admitted.prompts)
-        if not all(r.startswith(("unknown", "evaluation")) for _, r in admitted.dropped) or (
-            admitted.prompts
-        ):
-            report(server, len(listed), admitted)
+        expected = all(reason.startswith(("unknown", "evaluation")) for reason in reasons)
+        if admitted.prompts or not expected:
+            report(server, len(server_rows), admitted)
     print(f"{sum(totals.values())} rows: {dict(totals)}")
 
 
 async def humaneval(path: Path, per_task: int) -> None:
     """Canonical solutions pass; mutants fail where the task's own test fails them."""
-    environment, tasks = ENVIRONMENTS["code"](), read(path)
-    own = [
+    environment = ENVIRONMENTS["code"]()
+    tasks = read(path)
+    environment_rows = [
         {
             "environment": "code",
             "id": task["task_id"],
@@ -158,12 +167,13 @@ async def humaneval(path: Path, per_task: int) -> None:
         }
         for task in tasks
     ]
-    admitted = await admit(iter(own), {"code": environment})
-    report("canonical solutions", len(own), admitted)
-    gate, counts = asyncio.Semaphore(2), Counter[str]()
+    admitted = await admit(iter(environment_rows), {"code": environment})
+    report("canonical solutions", len(tasks), admitted)
+    gate = asyncio.Semaphore(2)
+    counts = Counter[str]()
     limits = Limits(seconds=6, cpu_seconds=4)
 
-    async def one(task: Row, program: str, prompt: Any) -> None:
+    async def verify_mutant(task: Row, program: str, prompt: Any) -> None:
         async with gate:
             text = f"{program}\n{task['test']}\ncheck({task['entry_point']})\n"
             files = {"a.py": text.encode()}
@@ -177,9 +187,10 @@ async def humaneval(path: Path, per_task: int) -> None:
 
     jobs: list[Any] = []
     for task, prompt in zip(tasks, admitted.prompts, strict=True):
-        changed = mutants(prompt.gold or "")
+        programs = mutants(prompt.gold or "")
         rng = random.Random(task["task_id"])
-        jobs += [one(task, m, prompt) for m in rng.sample(changed, min(per_task, len(changed)))]
+        for program in rng.sample(programs, min(per_task, len(programs))):
+            jobs.append(verify_mutant(task, program, prompt))
     await asyncio.gather(*jobs)
     print(f"mutants: {sum(counts.values())}, {dict(counts)}")
 
@@ -199,66 +210,84 @@ def _hostile() -> list[tuple[Row, str]]:
         "import os\nos.kill(os.getppid(), 9)", "import os\nos._exit(0)",
     )  # fmt: skip
     math = {"environment": "math", "question": box, "gold": "\\pi"}
-    return [
-        ({"environment": "structured_output", "question": "x", "metadata": stalls},
-         json.dumps({"a": "a" * 60 + "b"})),
-        ({"environment": "multiple_choice", "question": "x", "gold": "A", "metadata": choice},
-         "x" * 60),
+    schema = {"environment": "structured_output", "question": "x"}
+    letters = {"environment": "multiple_choice", "question": "x", "gold": "A", "metadata": choice}
+    cases: list[tuple[Row, str]] = [
+        (schema | {"metadata": stalls}, json.dumps({"a": "a" * 60 + "b"})),
+        (letters, "x" * 60),
         (math, "\\boxed{9^{9^{9^{9}}}}"),
-        *((math, text) for text in ("\\boxed{" + "(" * 900 + ")" * 900 + "}", "\\boxed{" * 50_000,
-                                    "\\boxed{" + "x+" * 900 + "1}", "9" * 500_000)),
-        *(({"environment": "structured_output", "question": "x", "metadata": person}, text)
-          for text in ("a: &a [x]\nb: [*a, *a]", "[" * 20_000, "- " * 20_000, "a: " * 5_000,
-                       "{" * 3_000 + "}" * 3_000)),
-        *(({"environment": "instruction_following", "question": "x",
-            "metadata": {"constraints": [{"kind": kind}]}}, text)
-          for kind in ("json", "no_repeats", "title") for text in ("<" * 150_000, "*a " * 60_000)),
-        *(({"environment": "code", "question": "x", "metadata": code}, f"```python\n{program}\n```")
-          for program in programs),
-    ]  # fmt: skip
+        (math, "\\boxed{" + "(" * 900 + ")" * 900 + "}"),
+        (math, "\\boxed{" * 50_000),
+        (math, "\\boxed{" + "x+" * 900 + "1}"),
+        (math, "9" * 500_000),
+    ]
+    for text in (
+        "a: &a [x]\nb: [*a, *a]",
+        "[" * 20_000,
+        "- " * 20_000,
+        "a: " * 5_000,
+        "{" * 3_000 + "}" * 3_000,
+    ):
+        cases.append((schema | {"metadata": person}, text))
+    for kind in ("json", "no_repeats", "title"):
+        constraints = {"constraints": [{"kind": kind}]}
+        row = {"environment": "instruction_following", "question": "x", "metadata": constraints}
+        cases += [(row, "<" * 150_000), (row, "*a " * 60_000)]
+    for program in programs:
+        row = {"environment": "code", "question": "x", "metadata": code}
+        cases.append((row, f"```python\n{program}\n```"))
+    return cases
 
 
 async def load(count: int) -> None:
     """Many answers, 1 % of them hostile: rate, latency, unscored by kind."""
     environments = {name: make() for name, make in ENVIRONMENTS.items()}
-    rng, pool = random.Random(0), list[tuple[Any, Any, Any]]()
+    rng = random.Random(0)
+    usual_cases: list[tuple[Any, Any, Any]] = []
     names = ("math", "multiple_choice", "structured_output", "instruction_following", "tool_call")
     for name in names:
         for row in rows(name, seed=3, count=100):
             prompt = environments[name].prompt(row)
             answers = [environments[name].gold(prompt), *environments[name].wrong(prompt)]
-            pool += [(environments[name], prompt, answer) for answer in answers]
+            usual_cases += [(environments[name], prompt, answer) for answer in answers]
+    hostile_cases: list[tuple[Any, Any, Any]] = []
     # the first three run into the limit of 5 CPU seconds: they are a quarter as frequent
-    dealt = _hostile()[:3] + 4 * _hostile()[3:]
-    bad = [(environments[r["environment"]], environments[r["environment"]].prompt(r), says(text))
-           for r, text in dealt]  # fmt: skip
-    gate, kinds, seconds = asyncio.Semaphore(8), Counter[str](), list[float]()
-    slow = list[float]()
+    for row, text in _hostile()[:3] + 4 * _hostile()[3:]:
+        environment = environments[row["environment"]]
+        hostile_cases.append((environment, environment.prompt(row), says(text)))
+    gate = asyncio.Semaphore(8)
+    outcomes = Counter[str]()
+    seconds: dict[str, list[float]] = {"usual": [], "hostile": []}
 
-    async def one(environment: Any, prompt: Any, script: Any, hostile: bool) -> None:
+    async def verify(kind: str, environment: Any, prompt: Any, script: Any) -> None:
         completion = await replay(environment, prompt, script)
         async with gate:
             start = time.perf_counter()
             score = await environment.verify(prompt, completion)
-            (slow if hostile else seconds).append(time.perf_counter() - start)
-        outcome = score.failure or f"scored {score.value:g}"
-        kinds[f"{'hostile' if hostile else 'usual'}: {outcome}"] += 1
+            seconds[kind].append(time.perf_counter() - start)
+        outcomes[f"{kind}: {score.failure or f'scored {score.value:g}'}"] += 1
 
     start = time.perf_counter()
-    for begin in range(0, count, 2000):
-        part: Iterable[int] = range(begin, min(count, begin + 2000))
-        picks = [(k, k % 100 == 0) for k in part]
-        await asyncio.gather(*(
-            one(*(bad[k // 100 % len(bad)] if hostile else rng.choice(pool)), hostile)
-            for k, hostile in picks
-        ))  # fmt: skip
+    for batch_start in range(0, count, 2000):
+        jobs: list[Any] = []
+        for k in range(batch_start, min(count, batch_start + 2000)):
+            if k % 100 == 0:
+                jobs.append(verify("hostile", *hostile_cases[k // 100 % len(hostile_cases)]))
+            else:
+                jobs.append(verify("usual", *rng.choice(usual_cases)))
+        await asyncio.gather(*jobs)
     wall = time.perf_counter() - start
     print(f"{count} verifications in {wall:.0f} s: {count / wall:.0f}/s on two cores, 8 at once")
-    for name, own in (("usual", sorted(seconds)), ("hostile", sorted(slow))):
-        shares = {p: own[min(len(own) - 1, int(len(own) * p / 100))] for p in (50, 99)}
-        print(f"{name}: p50 {shares[50] * 1e3:.1f} ms, p99 {shares[99] * 1e3:.0f} ms, "
-              f"longest {own[-1]:.1f} s")  # fmt: skip
-    print(dict(sorted(kinds.items())))
+    for kind, latencies in seconds.items():
+        ordered = sorted(latencies)
+        last = len(ordered) - 1
+        median = ordered[min(last, len(ordered) // 2)]
+        percentile_99 = ordered[min(last, int(len(ordered) * 0.99))]
+        print(
+            f"{kind}: p50 {median * 1e3:.1f} ms, p99 {percentile_99 * 1e3:.0f} ms, "
+            f"longest {ordered[-1]:.1f} s"
+        )
+    print(dict(sorted(outcomes.items())))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The evaluation suite: how often its gate errs, and its throughput against `inspect eval`.
+"""The evaluation suite: errors of its gate, and its throughput against `inspect eval`.
 
     python benchmarks/evaluation_suite.py gate                    # simulated checkpoints
     python benchmarks/evaluation_suite.py throughput              # needs inspect-ai and openai
@@ -25,10 +25,14 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-QUESTIONS, CONNECTIONS, REPEATS, DELAY = 500, 32, 2, 0.02
+QUESTIONS = 500
+CONNECTIONS = 32
+REPEATS = 2
+DELAY = 0.02  # seconds until the server answers
 
 
 def gate() -> None:
+    """Print how often the gate passes a checkpoint that is equal or worse."""
     from posttrain.chat.detect import CallDetection
     from posttrain.config.eval import GateConfig, GateRule
     from posttrain.evaluation.compare import gate_rows, passes
@@ -47,19 +51,18 @@ def gate() -> None:
             passed = 0
             rule = GateConfig(rules=(GateRule(margin=margin),))
             for _ in range(100):
-                first = rng.beta(1, 1, questions)
-                second = np.clip(first + shift, 0, 1)
-                sides = []
-                for name, chances in (("a", first), ("b", second)):
-                    drawn = rng.binomial(samples, chances) / samples
-                    sides.append([record(name, q, 0, v) for q, v in enumerate(drawn)])
+                pass_rates = rng.beta(1, 1, questions)
+                sides: list[list[Record]] = []
+                for name, rates in (("a", pass_rates), ("b", np.clip(pass_rates + shift, 0, 1))):
+                    values = rng.binomial(samples, rates) / samples
+                    sides.append([record(name, q, 0, value) for q, value in enumerate(values)])
                 passed += passes(rule, gate_rows(rule, *sides))
-            place = f"{questions} questions × {samples}, margin {margin}, shift {shift}"
-            print(f"{place}: {passed} of 100 pass", flush=True)
+            case = f"{questions} questions × {samples}, margin {margin}, shift {shift}"
+            print(f"{case}: {passed} of 100 pass", flush=True)
 
 
 def serve() -> None:
-    """The server: an answer to every chat, after a fixed delay; prints its address."""
+    """Print the server's address, then answer every chat after a fixed delay."""
     from aiohttp import web
 
     async def chat(request: web.Request) -> web.Response:
@@ -84,13 +87,15 @@ def serve() -> None:
 
 
 def arm(name: str, url: str, folder: Path) -> None:
-    """Evaluate all questions once; prints wall and CPU seconds, and the accuracy."""
+    """Evaluate all questions once. Prints wall and CPU seconds, and the accuracy."""
     rows = [{"question": f"question {n}: {n % 10}", "answer": f"{n % 7}"} for n in range(QUESTIONS)]
     evaluate = {"ours": _ours, "inspect": _inspect}[name](url, folder, rows)
-    start, cpu = time.perf_counter(), _cpu()
+    wall_start = time.perf_counter()
+    cpu_start = _cpu()
     accuracy = evaluate()
-    seconds, used = time.perf_counter() - start, _cpu() - cpu
-    print(json.dumps({"arm": name, "seconds": seconds, "cpu": used, "accuracy": accuracy}))
+    seconds = time.perf_counter() - wall_start
+    cpu = _cpu() - cpu_start
+    print(json.dumps({"arm": name, "seconds": seconds, "cpu": cpu, "accuracy": accuracy}))
 
 
 def _cpu() -> float:

@@ -1,4 +1,4 @@
-"""The filter against repetition beside two usual methods: what each finds, loses and costs.
+"""The filter against repetition beside two usual methods: loops found, texts lost, speed.
 
     python benchmarks/filters.py [--shared ../shared] [--repeats 3]
 
@@ -35,23 +35,28 @@ LIMITS = RepetitionFilter()
 SHORTEST = 300  # characters of a text that the comparison looks at
 
 
-def ratio(text: str) -> float:
+def compression_ratio(text: str) -> float:
     data = text.encode("utf-8", "surrogatepass")
     return len(data) / len(zlib.compress(data, 6))
 
 
 def gopher(text: str) -> bool:
-    """Whether a rule of Gopher's table A1 objects."""
-    for split, share in ((r"\n{2,}", 0.3), (r"\n+", 0.3)):
-        parts = re.split(split, text.strip())
-        again = [part for part, count in Counter(parts).items() for _ in range(count - 1)]
-        if len(again) > share * len(parts) or sum(map(len, again)) > 0.2 * len(text):
+    """True if a rule of Gopher's table A1 objects to a text."""
+    for separator in (r"\n{2,}", r"\n+"):
+        parts = re.split(separator, text.strip())
+        repeats = 0
+        repeated_characters = 0
+        for part, count in Counter(parts).items():
+            repeats += count - 1
+            repeated_characters += len(part) * (count - 1)
+        if repeats > 0.3 * len(parts) or repeated_characters > 0.2 * len(text):
             return True
     words = re.findall(r"\w+|[^\w\s]", text)
     for n, share in ((2, 0.2), (3, 0.18), (4, 0.16)):
-        grams = Counter(" ".join(words[at : at + n]) for at in range(len(words) - n + 1))
-        if grams and (top := grams.most_common(1)[0]) and len(top[0]) * top[1] > share * len(text):
-            return True
+        grams = Counter(" ".join(words[k : k + n]) for k in range(len(words) - n + 1))
+        for gram, count in grams.most_common(1):
+            if len(gram) * count > share * len(text):
+                return True
     return any(
         _duplicate_characters(words, n) > share * len(text)
         for n, share in ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.1))
@@ -59,19 +64,25 @@ def gopher(text: str) -> bool:
 
 
 def _duplicate_characters(words: list[str], n: int) -> int:
-    seen, characters, at = set[str](), 0, 0
-    while at + n <= len(words):
-        gram = "".join(words[at : at + n])
-        characters += len(gram) if gram in seen else 0
-        at += n if gram in seen else 1
-        seen.add(gram)
+    """Characters of the runs of `n` words that came before; such runs do not overlap."""
+    earlier_grams: set[str] = set()
+    characters = 0
+    position = 0
+    while position + n <= len(words):
+        gram = "".join(words[position : position + n])
+        if gram in earlier_grams:
+            characters += len(gram)
+            position += n
+        else:
+            position += 1
+        earlier_grams.add(gram)
     return characters
 
 
 METHODS: dict[str, Callable[[str], bool]] = {
     "ours": lambda text: find_repetition(text, LIMITS) is not None,
-    "zlib above 5": lambda text: ratio(text) > 5,
-    "zlib above 10": lambda text: ratio(text) > 10,
+    "zlib above 5": lambda text: compression_ratio(text) > 5,
+    "zlib above 10": lambda text: compression_ratio(text) > 10,
     "Gopher": gopher,
 }
 
@@ -88,19 +99,20 @@ def main() -> None:
 
 
 def report(shared: Path, repeats: int) -> Iterator[str]:
-    """All tables."""
+    """Lines of all tables."""
     machine = f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}"
     yield f"{machine}, zlib {zlib.ZLIB_RUNTIME_VERSION}; one thread."
-    read, real = labels(), dict[str, list[str]]()
+    label_of = labels()
+    texts_by_label: dict[str, list[str]] = {}
     for name in SETS:
         for text in spoken(shared, name):
-            label = read.get((name, text.row, text.part), "not read")
+            label = label_of.get((name, text.row, text.part), "not read")
             if label != "not read" or len(text.text) >= SHORTEST:
-                real.setdefault(label, []).append(text.text)
+                texts_by_label.setdefault(label, []).append(text.text)
     yield "\nHonest texts, dropped:\n"
-    yield from _table(_honest(real))
+    yield from _table(_honest(texts_by_label))
     yield "\nLoops, found:\n"
-    yield from _table(_loops(shared, real))
+    yield from _table(_loops(shared, texts_by_label))
     yield "\nMB a second:\n"
     yield from _speeds(shared, repeats)
 
@@ -113,21 +125,21 @@ def _table(rows: Iterator[tuple[str, Sequence[str]]]) -> Iterator[str]:
         yield f"| {name} | {len(texts):,} | {' | '.join(cells)} |"
 
 
-def _honest(real: dict[str, list[str]]) -> Iterator[tuple[str, Sequence[str]]]:
+def _honest(texts_by_label: dict[str, list[str]]) -> Iterator[tuple[str, Sequence[str]]]:
     for half, kinds in STEPS.items():
         yield f"steps, {half} kinds", [t for kind in kinds for t in step_by_step(half, kind)]
-    made = [honest_kinds(random.Random(seed)) for seed in range(20)]
+    generated = [honest_kinds(random.Random(seed)) for seed in range(20)]
     for kinds in (
         ("table", "plain table", "sparse table", "grid", "zeros"),
         ("poem", "chinese"),
         ("listing", "list", "calls", "tests", "code", "json", "sums"),
         ("rulers", "base64", "hex", "long number"),
     ):
-        yield ", ".join(kinds), [texts[kind] for texts in made for kind in kinds]
+        yield ", ".join(kinds), [texts[kind] for texts in generated for kind in kinds]
     yield "files of the standard library", _library()
     yield "files of the installed `torch` and `pandas`", _packages()
-    yield "shared sets, read as honest", real["honest"]
-    yield "shared sets, not read", real["not read"]
+    yield "shared sets, read as honest", texts_by_label["honest"]
+    yield "shared sets, not read", texts_by_label["not read"]
 
 
 def _library() -> list[str]:
@@ -137,11 +149,12 @@ def _library() -> list[str]:
 
 
 def _packages() -> list[str]:
-    """Every third file of two packages: code that no threshold was chosen on."""
+    """Texts of every third file of two packages: code that no threshold was chosen on."""
     root = Path(sysconfig.get_paths()["purelib"])
-    return _read(
-        f for name in ("torch", "pandas") for f in sorted((root / name).rglob("*.py"))[::3]
-    )
+    files: list[Path] = []
+    for name in ("torch", "pandas"):
+        files += sorted((root / name).rglob("*.py"))[::3]
+    return _read(files)
 
 
 def _read(files: Iterable[Path]) -> list[str]:
@@ -149,7 +162,9 @@ def _read(files: Iterable[Path]) -> list[str]:
     return [text for text in texts if SHORTEST <= len(text) <= 200_000]
 
 
-def _loops(shared: Path, real: dict[str, list[str]]) -> Iterator[tuple[str, Sequence[str]]]:
+def _loops(
+    shared: Path, texts_by_label: dict[str, list[str]]
+) -> Iterator[tuple[str, Sequence[str]]]:
     for half, (names, characters) in BASES.items():
         bases = [text.text for name in names for text in spoken(shared, name)]
         bases = [text[:20_000] for text in bases if len(text) > characters]
@@ -157,7 +172,7 @@ def _loops(shared: Path, real: dict[str, list[str]]) -> Iterator[tuple[str, Sequ
         for kind, texts in loops(half, bases[:60]).items():
             yield f"{kind} ({half})", texts
     for label in ("loop", "short", "doubtful"):
-        yield f"shared sets, read as {label}", real[label]
+        yield f"shared sets, read as {label}", texts_by_label[label]
 
 
 def _speeds(shared: Path, repeats: int) -> Iterator[str]:
@@ -170,14 +185,17 @@ def _speeds(shared: Path, repeats: int) -> Iterator[str]:
         "`lf_alpaca_zh`": ("lf_alpaca_zh",),
         "`reasoning_gym_graded` (grids, loops)": ("reasoning_gym_graded",),
     }
-    texts = {k: [t.text for name in v for t in spoken(shared, name)] for k, v in sets.items()}
-    texts["long step-by-step traces"] = _long_steps(texts["`reasoning_ma_content`"])
-    texts["files of the standard library"] = _library()[::4]
-    for name, each in texts.items():
-        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in each) / 1e6
-        cells = list[str]()
+    texts_by_set: dict[str, list[str]] = {}
+    for heading, names in sets.items():
+        texts_by_set[heading] = [text.text for name in names for text in spoken(shared, name)]
+    traces = texts_by_set["`reasoning_ma_content`"]
+    texts_by_set["long step-by-step traces"] = _long_steps(traces)
+    texts_by_set["files of the standard library"] = _library()[::4]
+    for name, texts in texts_by_set.items():
+        size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts) / 1e6
+        cells: list[str] = []
         for method in METHODS.values():
-            seconds = _best(lambda m=method, e=each: [m(text) for text in e], repeats)
+            seconds = _best(lambda m=method, t=texts: [m(text) for text in t], repeats)
             cells.append(f"{size / seconds:.1f}")
         yield f"| {name} | {size:.1f} | {' | '.join(cells)} |"
 
@@ -185,14 +203,19 @@ def _speeds(shared: Path, repeats: int) -> Iterator[str]:
 def _long_steps(traces: list[str]) -> list[str]:
     """Step-by-step texts, a real trace behind every second one: all need a close look."""
     rng = random.Random(0)
-    steps = [text for half, kinds in STEPS.items() for k in kinds for text in step_by_step(half, k)]
+    steps: list[str] = []
+    for half, kinds in STEPS.items():
+        for kind in kinds:
+            steps += step_by_step(half, kind)
     rng.shuffle(steps)
-    parts = [f"{text}\n\n{rng.choice(traces)}" if n % 2 else text for n, text in enumerate(steps)]
+    parts: list[str] = []
+    for n, text in enumerate(steps):
+        parts.append(f"{text}\n\n{rng.choice(traces)}" if n % 2 else text)
     return ["\n\n".join(parts[n : n + 20]) for n in range(0, len(parts), 20)]
 
 
 def _best(run: Callable[[], object], repeats: int) -> float:
-    seconds = list[float]()
+    seconds: list[float] = []
     for _ in range(repeats):
         start = time.process_time()
         run()

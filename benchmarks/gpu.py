@@ -1,4 +1,4 @@
-"""What runs on this GPU: training, packing, rollouts and QLoRA at small size, in eight minutes.
+"""Checks of a GPU: training, packing, rollouts and QLoRA at small size, in eight minutes.
 
     python benchmarks/gpu.py                       # make gpu-check; without a GPU at tiny size
     python benchmarks/gpu.py --only masking,dpo --out gpu.json
@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
-HERE = ROOT / "benchmarks"
+BENCHMARKS = ROOT / "benchmarks"
 # dense bf16 flops a second, from the makers' data sheets
 PEAK_FLOPS = {
     "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
@@ -38,13 +38,14 @@ Figures = dict[str, float | str]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of the table.
+    """Check that runs one script, a line of the table.
 
     Attributes:
-        gpu: arguments of its script on a GPU; on a CPU, `cpu`.
-        judge: the script's JSON → whether it passed, and the figures to show.
+        gpu: arguments of its script on a GPU.
+        cpu: arguments on a CPU; None where a CPU cannot run it.
+        judge: the script's JSON → whether it passed, and the figures to show. Its docstring is the
+            condition, shown where the check fails.
         needs_gib: GPU memory that it cannot do without.
-        cpu: None where a CPU cannot run it.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a check: `passed`, `failed` or `not possible here`, and why."""
+    """Outcome of a check: `passed`, `failed` or `not possible here`, with the reason."""
 
     name: str
     status: str
@@ -74,9 +75,10 @@ def judge_sft(stats: dict[str, Any]) -> tuple[bool, Figures]:
     for name, arm in arms.items():
         figures[f"{name} tokens/s"] = arm["tokens_per_second"]
         figures[f"{name} GiB"] = arm["peak_gib"]
-        peak = next((v for k, v in PEAK_FLOPS.items() if k in stats["device"]), None)
-        if peak is not None:
-            figures[f"{name} MFU"] = 6 * stats["parameters"] * arm["tokens_per_second"] / peak
+        peaks = [flops for device, flops in PEAK_FLOPS.items() if device in stats["device"]]
+        if peaks:
+            flops = 6 * stats["parameters"] * arm["tokens_per_second"]
+            figures[f"{name} MFU"] = flops / peaks[0]
     passed = all(abs(arm["loss"] - padded) <= 0.02 * padded for arm in arms.values())
     return passed, figures
 
@@ -88,22 +90,21 @@ def judge_masking(stats: dict[str, Any]) -> tuple[bool, Figures]:
 
 def judge_dpo(stats: dict[str, Any]) -> tuple[bool, Figures]:
     """All arms train the same pairs from the same weights: the first losses agree within 1 %."""
-    first = [arm["losses"][0] for arm in stats["arms"]]
-    figures: Figures = {
-        f"{arm['arm']} s": arm["step_seconds"] + arm["reference_seconds"] for arm in stats["arms"]
-    }
-    figures["first loss"] = first[0]
-    return all(abs(loss - first[0]) <= 0.01 * first[0] for loss in first), figures
+    first_losses = [arm["losses"][0] for arm in stats["arms"]]
+    figures: Figures = {}
+    for arm in stats["arms"]:
+        figures[f"{arm['arm']} s"] = arm["step_seconds"] + arm["reference_seconds"]
+    loss = first_losses[0]
+    figures["first loss"] = loss
+    return all(abs(other - loss) <= 0.01 * loss for other in first_losses), figures
 
 
 def judge_grpo(stats: dict[str, Any]) -> tuple[bool, Figures]:
     """Both arms finished their steps; milliseconds a token that was sampled and trained."""
-    figures: Figures = {
-        f"{arm['arm']} ms/token": 1000
-        * sorted(arm["steps"])[len(arm["steps"]) // 2]
-        / arm["tokens"]
-        for arm in stats["arms"]
-    }
+    figures: Figures = {}
+    for arm in stats["arms"]:
+        median = sorted(arm["steps"])[len(arm["steps"]) // 2]
+        figures[f"{arm['arm']} ms/token"] = 1000 * median / arm["tokens"]
     return all(math.isfinite(float(value)) for value in figures.values()), figures
 
 
@@ -177,32 +178,34 @@ def run_check(check: Check, work: Path, *, gpu_gib: float | None, limit: float) 
     if gpu_gib is not None and gpu_gib < check.needs_gib:
         reason = f"needs {check.needs_gib:.0f} GiB of GPU memory, there are {gpu_gib:.0f}"
         return Outcome(check.name, "not possible here", {}, reason, 0.0)
-    out, started = work / "figures.json", time.monotonic()
+    out = work / "figures.json"
     out.unlink(missing_ok=True)
-    command = [sys.executable, str(HERE / check.script), *arguments, "--out", str(out)]
+    started = time.monotonic()
+    command = [sys.executable, str(BENCHMARKS / check.script), *arguments, "--out", str(out)]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=limit, env=env, check=False
         )
     except subprocess.TimeoutExpired:
         return Outcome(check.name, "failed", {}, f"took over {limit:.0f} s", limit)
     seconds = time.monotonic() - started
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
         # a package that is absent or too old for us is no fault of this GPU
-        absent = last.startswith(("ModuleNotFoundError", "ImportError", "not possible here"))
+        absent = lines[-1].startswith(("ModuleNotFoundError", "ImportError", "not possible here"))
         status = "not possible here" if absent else "failed"
-        return Outcome(check.name, status, {}, last.removeprefix("not possible here: "), seconds)
+        reason = lines[-1].removeprefix("not possible here: ")
+        return Outcome(check.name, status, {}, reason, seconds)
     passed, figures = check.judge(json.loads(out.read_text()))
     reason = "" if passed else " ".join((check.judge.__doc__ or "").split())
     return Outcome(check.name, "passed" if passed else "failed", figures, reason, seconds)
 
 
 def describe_machine() -> tuple[dict[str, Any], float | None]:
-    """Device and versions; GiB of GPU memory, None without a GPU."""
-    import torch  # here, so that its absence is one sentence of `main`
+    """Device with versions, and its GPU memory in GiB, None without a GPU."""
+    import torch  # imported here, so that `--help` works without it
 
     from posttrain.versions import package_versions
 
@@ -216,18 +219,18 @@ def describe_machine() -> tuple[dict[str, Any], float | None]:
 
 
 def show(machine: dict[str, Any], outcomes: Sequence[Outcome]) -> None:
-    """The table, a check a line."""
+    """Print the table, a line for each check."""
     table = Table(title=f"{machine['device']}, {machine['versions']}", title_justify="left")
     for column in ("check", "outcome", "s", "figures, or why"):
         table.add_column(column, justify="right" if column == "s" else "left")
-    for one in outcomes:
-        figures = "\n".join(f"{name}: {_written(value)}" for name, value in one.figures.items())
-        text = "\n".join(part for part in (one.reason, figures) if part)
-        table.add_row(one.name, one.status, f"{one.seconds:.0f}", text)
+    for outcome in outcomes:
+        lines = [outcome.reason] if outcome.reason else []
+        lines += [f"{name}: {_figure_text(value)}" for name, value in outcome.figures.items()]
+        table.add_row(outcome.name, outcome.status, f"{outcome.seconds:.0f}", "\n".join(lines))
     Console().print(table, markup=False)
 
 
-def _written(value: float | str) -> str:
+def _figure_text(value: float | str) -> str:
     if isinstance(value, str):
         return value
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
@@ -239,23 +242,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", help="words of the names of checks, with commas")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of one check")
     parser.add_argument("--out", type=Path, help="also write the outcomes as JSON")
-    given = parser.parse_args(argv)
-    words = [word.strip().lower() for word in (given.only or "").split(",") if word.strip()]
-    chosen = [c for c in CHECKS if not words or any(word in c.name.lower() for word in words)]
+    options = parser.parse_args(argv)
+    words = [word.strip().lower() for word in (options.only or "").split(",") if word.strip()]
+    chosen: list[Check] = []
+    for check in CHECKS:
+        if not words or any(word in check.name.lower() for word in words):
+            chosen.append(check)
     if not chosen:
-        parser.error(f"--only {given.only}: the checks are {', '.join(c.name for c in CHECKS)}")
+        names = ", ".join(check.name for check in CHECKS)
+        parser.error(f"--only {options.only}: the checks are {names}")
     sys.path.insert(0, str(ROOT))
     machine, gib = describe_machine()
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder:
         for check in chosen:
             print(f"{check.name} …", flush=True)
-            outcomes.append(run_check(check, Path(folder), gpu_gib=gib, limit=given.limit))
+            outcomes.append(run_check(check, Path(folder), gpu_gib=gib, limit=options.limit))
     show(machine, outcomes)
-    if given.out:
-        rows = [asdict(one) for one in outcomes]
-        given.out.write_text(json.dumps({**machine, "checks": rows}, indent=1) + "\n")
-    return int(any(one.status == "failed" for one in outcomes))
+    if options.out:
+        rows = [asdict(outcome) for outcome in outcomes]
+        options.out.write_text(json.dumps({**machine, "checks": rows}, indent=1) + "\n")
+    return int(any(outcome.status == "failed" for outcome in outcomes))
 
 
 if __name__ == "__main__":

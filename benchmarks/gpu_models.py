@@ -37,8 +37,11 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def masking(_work: Path) -> dict[str, Any]:
-    """Largest logit difference of a sequence in a pack against the same sequence alone, bfloat16:
-    of the attention model and, where its kernels are usable or in unpacked rows, of NemotronH."""
+    """Largest logit difference of a sequence in a pack against the same sequence alone, bfloat16.
+
+    Measured on an attention model and, where its kernels are usable or in unpacked rows, on
+    NemotronH.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     hybrid: Any = build_model({**TINY_HYBRID, "vocab_size": 1024, "pad_token_id": PAD})
@@ -60,7 +63,7 @@ def masking(_work: Path) -> dict[str, Any]:
 
 
 def _pack(seed: int) -> dict[str, Any]:
-    """Three sequences of random ids."""
+    """Pack of three sequences of random ids."""
     rng = random.Random(seed)
     lengths = [64, 40, 33]
     ids = [rng.randrange(3, 1000) for _ in range(sum(lengths))]
@@ -92,8 +95,8 @@ def qlora(work: Path) -> dict[str, Any]:
     )
     tuned = get_peft_model(model, lora_config(spec, model))
     frozen = {n: p.detach().clone() for n, p in tuned.named_parameters() if not p.requires_grad}
-    learned = [p for p in tuned.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(learned, lr=1e-3)
+    adapter_weights = [p for p in tuned.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(adapter_weights, lr=1e-3)
     ids = torch.tensor([_pack(0)["input_ids"]], device=model.device)
     losses = []
     for _ in range(10):
@@ -103,18 +106,19 @@ def qlora(work: Path) -> dict[str, Any]:
         optimiser.step()
         optimiser.zero_grad()
         losses.append(float(loss.detach()))
-    still = dict(tuned.named_parameters())
-    assert all(torch.equal(before, still[name]) for name, before in frozen.items())
+    weights = dict(tuned.named_parameters())
+    for name, before in frozen.items():
+        assert torch.equal(before, weights[name]), f"{name} is frozen and has changed"
     return {
         "first_loss": losses[0],
         "last_loss": losses[-1],
-        "trained": sum(p.numel() for p in learned),
+        "trained": sum(p.numel() for p in adapter_weights),
         "GiB": torch.cuda.max_memory_allocated() / (1 << 30),
     }
 
 
 def stage(work: Path) -> dict[str, Any]:
-    """A small tiny world, its shards and forty SFT steps, each by the command that a user types."""
+    """Losses of forty SFT steps on a small tiny world, by the commands that a user types."""
     on_gpu = torch.cuda.is_available()
     recipe = yaml.safe_load((ROOT / "recipes/tiny/world.yaml").read_text("utf-8"))
     families = recipe["families"]
@@ -138,13 +142,16 @@ def stage(work: Path) -> dict[str, Any]:
 def _command(
     work: Path, script: str, recipe: str, settings: list[str], *, launcher: str = ""
 ) -> None:
-    launch = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--config_file"]
-    launched = [*launch, str(ROOT / "recipes/accelerate" / launcher)] if launcher else []
-    command = [sys.executable, *launched, str(ROOT / "scripts" / f"{script}.py"), "--config"]
+    command = [sys.executable]
+    if launcher:
+        command += ["-m", "accelerate.commands.launch", "--num_processes", "1"]
+        command += ["--config_file", str(ROOT / "recipes/accelerate" / launcher)]
+    command += [str(ROOT / "scripts" / f"{script}.py"), "--config"]
     command += [str(ROOT / "recipes/tiny" / f"{recipe}.yaml"), *settings]
-    done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{script}.py: {(done.stderr.strip().splitlines() or ['no message'])[-1]}")
+    process = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or ["no message"]
+        sys.exit(f"{script}.py: {lines[-1]}")
 
 
 CHECKS = {"masking": masking, "qlora": qlora, "stage": stage}
@@ -154,10 +161,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("check", choices=sorted(CHECKS))
     parser.add_argument("--out", type=Path, required=True, help="the figures as JSON")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        figures = CHECKS[given.check](Path(folder))
-    given.out.write_text(json.dumps(figures) + "\n")
+        figures = CHECKS[options.check](Path(folder))
+    options.out.write_text(json.dumps(figures) + "\n")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import sys
 import time
@@ -43,7 +44,7 @@ OPTIONS = (
 )
 
 
-def half(*texts: str) -> str:
+def half_of(*texts: str) -> str:
     """`seen` or `unseen`, by a hash."""
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     return "seen" if int(digest, 16) % 2 else "unseen"
@@ -55,17 +56,19 @@ def math_verify(gold: str, answer: str) -> float:
 
 
 def print_table(counts: dict[str, Counter[float | None]]) -> None:
-    """One line a group: how many are right, wrong and unscored."""
-    for name, found in sorted(counts.items()):
-        print(f"{name:40} right {found[1.0]:7,}  wrong {found[0.0]:7,}  unscored {found[None]:7,}")
+    """Print how many of each group are right, wrong and unscored."""
+    for name, values_of_group in sorted(counts.items()):
+        right = values_of_group[1.0]
+        wrong = values_of_group[0.0]
+        unscored = values_of_group[None]
+        print(f"{name:40} right {right:7,}  wrong {wrong:7,}  unscored {unscored:7,}")
 
 
 def measure_phrasings(hidden: str | None) -> None:
-    """Each phrasing with right answers and with near misses of them."""
+    """Grade each phrasing with right answers and with near misses of them."""
     counts: dict[str, Counter[float | None]] = {}
-    numbers, choices = PHRASINGS["numbers"], PHRASINGS["choices"]
     cases: list[tuple[str, str, Any, Any]] = []
-    for phrasing in numbers:
+    for phrasing in PHRASINGS["numbers"]:
         right = [(prompt_of(n.replace(",", "")), phrasing.format(n)) for n in NUMBERS]
         wrong = [
             (prompt_of(n.replace(",", "")), phrasing.format(w))
@@ -73,100 +76,112 @@ def measure_phrasings(hidden: str | None) -> None:
             for w in near_misses(n).values()
         ]
         cases.append(("math", phrasing, right, wrong))
-    for phrasing in choices:
-        every = [(o, gold, letter) for o in OPTIONS for gold in o for letter in o]
-        right, wrong = (
-            [
-                (prompt_of(gold, options=o), phrasing.format(letter, o[letter]))
-                for o, gold, letter in every
-                if (gold == letter) is equal
-            ]
-            for equal in (True, False)
-        )
+    for phrasing in PHRASINGS["choices"]:
+        right = []
+        wrong = []
+        for options in OPTIONS:
+            for gold, letter in itertools.product(options, options):
+                answers = right if gold == letter else wrong
+                answer = phrasing.format(letter, options[letter])
+                answers.append((prompt_of(gold, options=options), answer))
         cases.append(("multiple_choice", phrasing, right, wrong))
     for grader, phrasing, right, wrong in cases:
-        which = half(phrasing)
-        given, missed = (values(GRADERS[grader](), rows) for rows in (right, wrong))
-        counts.setdefault(f"{grader} {which}: right answers", Counter()).update(given)
-        counts.setdefault(f"{grader} {which}: near misses", Counter()).update(missed)
-        if which != hidden and (set(given) != {1.0} or 1.0 in missed):
-            print(f"{grader} {which} {phrasing!r}: {Counter(given)}, near misses {Counter(missed)}")
-            print("   ", [a for (_, a), v in zip(right, given, strict=True) if v != 1.0][:3])
-            print(
-                "   ",
-                [(p.gold, a) for (p, a), v in zip(wrong, missed, strict=True) if v == 1.0][:3],
-            )
+        half = half_of(phrasing)
+        right_values = values(GRADERS[grader](), right)
+        wrong_values = values(GRADERS[grader](), wrong)
+        counts.setdefault(f"{grader} {half}: right answers", Counter()).update(right_values)
+        counts.setdefault(f"{grader} {half}: near misses", Counter()).update(wrong_values)
+        if half != hidden and (set(right_values) != {1.0} or 1.0 in wrong_values):
+            figures = f"{Counter(right_values)}, near misses {Counter(wrong_values)}"
+            print(f"{grader} {half} {phrasing!r}: {figures}")
+            refused: list[str] = []
+            for (_, answer), value in zip(right, right_values, strict=True):
+                if value != 1.0:
+                    refused.append(answer)
+            accepted: list[tuple[str | None, str]] = []
+            for (prompt, answer), value in zip(wrong, wrong_values, strict=True):
+                if value == 1.0:
+                    accepted.append((prompt.gold, answer))
+            print("   ", refused[:3])
+            print("   ", accepted[:3])
         if grader == "math":
-            plain = Counter(math_verify(p.gold or "", a) for p, a in right)
-            counts.setdefault(f"math-verify {which}: right answers", Counter()).update(plain)
+            by_math_verify = Counter(math_verify(p.gold or "", answer) for p, answer in right)
+            group = f"math-verify {half}: right answers"
+            counts.setdefault(group, Counter()).update(by_math_verify)
     print_table(counts)
 
 
 def measure_cases(file: Path, hidden: str | None) -> None:
-    """Verdicts beside those of the public cases; each disagreement is listed."""
+    """Compare verdicts with those of the public cases; each disagreement is listed."""
     counts: dict[str, Counter[float | None]] = {}
     cases = [case for case in json.loads(file.read_text("utf-8")) if case["kind"] == "math"]
-    given = values(GRADERS["math"](), [(prompt_of(c["gold"]), c["pred"]) for c in cases])
+    our_values = values(GRADERS["math"](), [(prompt_of(c["gold"]), c["pred"]) for c in cases])
     shown: set[tuple[str, str]] = set()
-    for case, value in zip(cases, given, strict=True):
-        which, expected = half(case["gold"], case["pred"]), f"expected {case['expected']}"
-        plain = math_verify(case["gold"], case["pred"])
-        for group in (which, "all", *([] if case["dup"] else ["unique"])):
+    for case, value in zip(cases, our_values, strict=True):
+        half = half_of(case["gold"], case["pred"])
+        expected = f"expected {case['expected']}"
+        by_math_verify = math_verify(case["gold"], case["pred"])
+        groups = [half, "all"]
+        if not case["dup"]:
+            groups.append("unique")
+        for group in groups:
             counts.setdefault(f"ours {group} {expected}", Counter())[value] += 1
-            counts.setdefault(f"math-verify {group} {expected}", Counter())[plain] += 1
+            counts.setdefault(f"math-verify {group} {expected}", Counter())[by_math_verify] += 1
         key = (case["gold"], case["pred"])
-        if value != case["expected"] and which != hidden and key not in shown:
+        if value != case["expected"] and half != hidden and key not in shown:
             shown.add(key)
-            print(f"{which} {expected}, ours {value}, math-verify {plain}: {key}"[:1200])
+            print(f"{half} {expected}, ours {value}, math-verify {by_math_verify}: {key}"[:1200])
     print_table(counts)
 
 
 def measure_gsm8k(file: Path) -> None:
-    """Every gold in the solution it ends, in 30 phrasings, and its near misses; grades a second."""
+    """Grade each gold in the solution that it ends, in 30 phrasings, and its near misses."""
     rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     golds = [row["answer"].rsplit("####", 1)[1].strip() for row in rows]
-    grader, counts = GRADERS["math"](), dict[str, Counter[float | None]]()
-    whole = [(prompt_of(gold), row["answer"]) for gold, row in zip(golds, rows, strict=True)]
-    counts["whole solutions"] = Counter(values(grader, whole))
+    grader = GRADERS["math"]()
+    counts: dict[str, Counter[float | None]] = {}
+    solutions = [(prompt_of(gold), row["answer"]) for gold, row in zip(golds, rows, strict=True)]
+    counts["whole solutions"] = Counter(values(grader, solutions))
     chosen = sorted(PHRASINGS["numbers"], key=lambda p: hashlib.sha256(p.encode()).digest())[:30]
     started = time.perf_counter()
     for phrasing in chosen:
-        found = values(grader, [(prompt_of(gold), phrasing.format(gold)) for gold in golds])
-        counts.setdefault("30 phrasings", Counter()).update(found)
-        if set(found) != {1.0}:
-            print(repr(phrasing), [g for g, v in zip(golds, found, strict=True) if v != 1.0][:5])
+        right_values = values(grader, [(prompt_of(gold), phrasing.format(gold)) for gold in golds])
+        counts.setdefault("30 phrasings", Counter()).update(right_values)
+        refused = [g for g, value in zip(golds, right_values, strict=True) if value != 1.0]
+        if refused:
+            print(repr(phrasing), refused[:5])
     seconds = time.perf_counter() - started
     for k, gold in enumerate(golds):
         wrong = [chosen[(k + j) % 30].format(w) for j, w in enumerate(near_misses(gold).values())]
-        found = values(grader, [(prompt_of(gold), answer) for answer in wrong])
-        counts.setdefault("near misses", Counter()).update(found)
+        wrong_values = values(grader, [(prompt_of(gold), answer) for answer in wrong])
+        counts.setdefault("near misses", Counter()).update(wrong_values)
     print_table(counts)
     print(f"{30 * len(golds) / seconds:,.0f} grades/s in process")
 
 
 def measure_reasoning_gym(file: Path) -> None:
-    """Agreement with the families' own graders (full marks or not), beside plain math-verify."""
+    """Compare verdicts with the families' own graders (full marks or not), beside math-verify."""
     rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     grader = GRADERS["math"]()
     prompts = [prompt_of(str(row["expected_answer"])) for row in rows]
-    usable = [reason is None for reason in grader.refuse(prompts)]
-    graded = [
-        (row["name"], prompt, completion)
-        for row, prompt, use in zip(rows, prompts, usable, strict=True)
-        for completion in row["completions"]
-        if use
-    ]
+    answers: list[tuple[Any, str]] = []
+    scores: list[float] = []
+    for row, prompt, reason in zip(rows, prompts, grader.refuse(prompts), strict=True):
+        if reason is not None:
+            continue
+        for completion in row["completions"]:
+            answers.append((prompt, completion["full_model_response"] or ""))
+            scores.append(completion["score"])
     started = time.perf_counter()
-    given = values(grader, [(p, c["full_model_response"] or "") for _, p, c in graded])
-    print(
-        f"{len(given):,} completions, {len(given) / (time.perf_counter() - started):,.0f} grades/s"
-    )
+    our_values = values(grader, answers)
+    rate = len(answers) / (time.perf_counter() - started)
+    print(f"{len(answers):,} completions, {rate:,.0f} grades/s")
     counts: dict[str, Counter[float | None]] = {}
-    for (_, prompt, completion), value in zip(graded, given, strict=True):
-        expected = f"their {'full marks' if completion['score'] == 1.0 else 'other marks'}"
-        plain = math_verify(prompt.gold or "", completion["full_model_response"] or "")
-        counts.setdefault(f"ours, {expected}", Counter())[value] += 1
-        counts.setdefault(f"math-verify, {expected}", Counter())[plain] += 1
+    for (prompt, answer), score, value in zip(answers, scores, our_values, strict=True):
+        marks = "full marks" if score == 1.0 else "other marks"
+        by_math_verify = math_verify(prompt.gold or "", answer)
+        counts.setdefault(f"ours, their {marks}", Counter())[value] += 1
+        counts.setdefault(f"math-verify, their {marks}", Counter())[by_math_verify] += 1
     print_table(counts)
 
 

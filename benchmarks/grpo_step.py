@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from shapes import SHAPES, default_shape, random_model
+from shapes import SHAPES, comparison_parser, random_model, write_figures
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -45,7 +45,6 @@ from posttrain.records import Message
 from posttrain.rollouts import Prompt
 from posttrain.tokens.tokenizer import load_tokenizer
 from posttrain.training.rl.stage import GroupStage, grpo_arguments
-from posttrain.versions import package_versions
 
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.content }}<|end|>{% endfor %}"
@@ -55,7 +54,7 @@ TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One arm: seconds of each step behind the first, which warms up; tokens made a step."""
+    """Seconds of each step behind the first, which warms up, and sampled tokens of a step."""
 
     arm: str
     steps: list[float]
@@ -63,34 +62,31 @@ class Result:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Median seconds of a step."""
         return statistics.median(self.steps)
 
 
 class Constant:
-    """The same for every rollout."""
+    """Reward of 1 for all rollouts."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What decides it."""
         return {"reward": "constant"}
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        """One a group."""
         return [GroupRewards((1.0,) * len(group.completions)) for group in groups]
 
     def settle(self, requests: int, failures: Sequence[Failure], *, domain: str = "") -> None:
-        """Nothing fails here."""
+        """Accept all failures: there are none."""
 
 
 class Clock(TrainerCallback):
-    """Seconds between the ends of steps; on CPU, of work that this process did."""
+    """Callback that times steps; on a CPU by the CPU seconds of this process."""
 
     def __init__(self) -> None:
         self.marks: list[float] = []
 
     def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
-        """Take the time."""
         if torch.cuda.is_available():
             torch.cuda.synchronize()
             self.marks.append(time.perf_counter())
@@ -99,45 +95,50 @@ class Clock(TrainerCallback):
 
     @property
     def steps(self) -> list[float]:
-        """Seconds of each but the first."""
+        """Seconds of each step but the first."""
         return [end - start for start, end in zip(self.marks, self.marks[1:], strict=False)]
 
 
 def write_model(folder: Path, shape: str) -> None:
-    """A random model with a tokenizer of words."""
+    """Write a random model with a tokenizer of words."""
     words = {"<|pad|>": 0, "<|start|>": 1, "<|end|>": 2}
     words |= {f"w{n}": n for n in range(3, SHAPES[shape]["vocab_size"])}
     raw = Tokenizer(models.WordLevel(words, unk_token="w3"))  # noqa: S106 - a token
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    named = {"pad_token": "<|pad|>", "bos_token": "<|start|>", "eos_token": "<|end|>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **named)
+    special = {"pad_token": "<|pad|>", "bos_token": "<|start|>", "eos_token": "<|end|>"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, **special)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(str(folder))
     random_model(shape).save_pretrained(str(folder))
 
 
 def make_prompts(args: argparse.Namespace) -> list[Prompt]:
-    """Random words, of lengths as questions have them."""
-    rng, made = random.Random(0), []
+    """Prompts of random words, as long as questions are."""
+    rng = random.Random(0)
+    prompts: list[Prompt] = []
     for n in range(args.prompts * args.steps):
         length = max(4, int(rng.gauss(args.prompt_tokens, args.prompt_tokens / 3)))
         text = " ".join(f"w{rng.randrange(3, 1000)}" for _ in range(length))
-        made.append(Prompt(str(n), str(n), "made", (Message("user", text),), thinking=False))
-    return made
+        prompts.append(Prompt(str(n), str(n), "made", (Message("user", text),), thinking=False))
+    return prompts
 
 
-def shared(args: argparse.Namespace) -> dict[str, Any]:
-    """What both arms are told."""
-    on_gpu = torch.cuda.is_available()
+def shared_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Trainer arguments of both arms."""
     return {
-        "max_steps": args.steps, "per_device_train_batch_size": args.micro,
-        "learning_rate": 1e-6, "lr_scheduler_type": "constant", "save_strategy": "no",
-        "bf16": on_gpu, "gradient_checkpointing": False, "disable_tqdm": True,
-    }  # fmt: skip
+        "max_steps": args.steps,
+        "per_device_train_batch_size": args.micro,
+        "learning_rate": 1e-6,
+        "lr_scheduler_type": "constant",
+        "save_strategy": "no",
+        "bf16": torch.cuda.is_available(),
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+    }
 
 
-def ours(args: argparse.Namespace, work: Path) -> Result:
-    """Our trainer."""
+def run_ours(args: argparse.Namespace, work: Path) -> Result:
+    """Run our trainer."""
     raw = {
         "out": str(work),
         "model": {"path": str(args.checkpoint)},
@@ -147,7 +148,7 @@ def ours(args: argparse.Namespace, work: Path) -> Result:
         # a random policy hardly ever stops; TRL trains on such completions
         "loss": {"overlong": "train"},
         "guard": {name: {} for name in ("zero_variance", "truncated", "entropy", "length")},
-        "trainer": {**shared(args), "warmup_steps": 0},
+        "trainer": {**shared_arguments(args), "warmup_steps": 0},
     }
     recipe = validate(raw, GroupTraining, where="benchmark")
     arguments = grpo_arguments(recipe, out=work / "resume")
@@ -161,18 +162,27 @@ def ours(args: argparse.Namespace, work: Path) -> Result:
     return Result("ours", clock.steps, tokens)
 
 
-def plain(args: argparse.Namespace, work: Path) -> Result:
-    """TRL's trainer as it is."""
+def run_trl(args: argparse.Namespace, work: Path) -> Result:
+    """Run TRL's trainer as it is."""
     tokenizer = load_tokenizer(args.checkpoint)
     tokenizer.padding_side = "left"
     prompts = [[{"role": "user", "content": p.messages[0].content}] for p in make_prompts(args)]
     rollouts = args.prompts * args.generations
     config = GRPOConfig(
-        output_dir=str(work), num_generations=args.generations, max_completion_length=args.tokens,
-        gradient_accumulation_steps=rollouts // args.micro, epsilon=0.2, epsilon_high=0.28,
-        beta=0.0, loss_type="dapo", report_to="none", logging_steps=1,
-        use_cpu=not torch.cuda.is_available(), dataloader_pin_memory=False, **shared(args),
-    )  # fmt: skip
+        output_dir=str(work),
+        num_generations=args.generations,
+        max_completion_length=args.tokens,
+        gradient_accumulation_steps=rollouts // args.micro,
+        epsilon=0.2,
+        epsilon_high=0.28,
+        beta=0.0,
+        loss_type="dapo",
+        use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=False,
+        logging_steps=1,
+        report_to="none",
+        **shared_arguments(args),
+    )
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(args.checkpoint),
         reward_funcs=lambda completions, **_: [1.0] * len(completions),
@@ -188,19 +198,18 @@ def plain(args: argparse.Namespace, work: Path) -> Result:
     return Result("trl", clock.steps, tokens)
 
 
-def run_arm(name: str, rest: Sequence[str]) -> Result:
-    """One arm in a process of its own."""
+def run_arm(name: str, options: Sequence[str]) -> Result:
+    """Run an arm in a process of its own."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, __file__, *rest, "--arm", name, "--out", file.name]
+        command = [sys.executable, __file__, *options, "--arm", name, "--out", file.name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return Result(**json.loads(Path(file.name).read_text()))
 
 
 def main() -> None:
     on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = comparison_parser(__doc__)
     parser.add_argument("--checkpoint", type=Path, help="the policy; default: random weights")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default=default_shape())
     parser.add_argument("--prompts", type=int, default=16, help="a step")
     parser.add_argument("--generations", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=256 if on_gpu else 40)
@@ -209,7 +218,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="the first one is not counted")
     parser.add_argument("--rounds", type=int, default=3, help="how often the arms take turns")
     parser.add_argument("--arm", choices=["ours", "trl"], help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with tempfile.TemporaryDirectory() as folder:
@@ -218,39 +226,33 @@ def main() -> None:
             args.checkpoint = root / "model"
             write_model(args.checkpoint, args.shape)
         if args.arm:
-            result = (ours if args.arm == "ours" else plain)(args, root / "work")
+            run = {"ours": run_ours, "trl": run_trl}[args.arm]
+            result = run(args, root / "work")
             args.out.write_text(json.dumps(asdict(result)))
             return
         compare(args)
 
 
 def compare(args: argparse.Namespace) -> None:
-    """All rounds, and the ratio."""
+    """Run all rounds, and print the ratio of the arms."""
     names = ("checkpoint", "prompts", "generations", "prompt_tokens", "tokens", "micro", "steps")
-    rest = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
+    options = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
     results: list[Result] = []
     for _ in range(args.rounds):
         for arm in ("trl", "ours"):
-            result = run_arm(arm, rest)
+            result = run_arm(arm, options)
             results.append(result)
             print(
                 f"{arm:<5} {result.seconds:>7.2f} s a step  {result.tokens:>8,.0f} tokens made  "
                 f"{1000 * result.seconds / result.tokens:.3f} ms a token",
                 flush=True,
             )
-    each = {
-        arm: [1000 * r.seconds / r.tokens for r in results if r.arm == arm]
-        for arm in ("trl", "ours")
-    }
-    ratios = [a / b for a, b in zip(each["ours"], each["trl"], strict=True)]
-    print(f"ours / trl   {statistics.median(ratios):.3f} (of each round: {_listed(ratios)})")
-    if args.out:
-        stats = {"versions": package_versions(), "arms": [asdict(r) for r in results]}
-        args.out.write_text(json.dumps(stats, indent=1) + "\n")
-
-
-def _listed(ratios: Sequence[float]) -> str:
-    return ", ".join(f"{ratio:.3f}" for ratio in ratios)
+    ratios: list[float] = []
+    for trl, ours in zip(results[::2], results[1::2], strict=True):
+        ratios.append(ours.seconds / ours.tokens / (trl.seconds / trl.tokens))
+    rounds = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+    print(f"ours / trl   {statistics.median(ratios):.3f} (of each round: {rounds})")
+    write_figures(args.out, results)
 
 
 if __name__ == "__main__":

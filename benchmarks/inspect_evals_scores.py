@@ -18,17 +18,26 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-TASK, SCORER = "inspect_evals/agent_threat_bench_memory_poison", "agent_threat_bench_scorer"
-VALUES, LONGEST = ("utility", "security"), 200
+TASK = "inspect_evals/agent_threat_bench_memory_poison"
+SCORER = "agent_threat_bench_scorer"
+VALUES = ("utility", "security")
+MAX_TOKENS = 200
 TRAINER = {
-    "num_train_epochs": 60, "per_device_train_batch_size": 1, "learning_rate": 2.0e-3,
-    "lr_scheduler_type": "cosine", "warmup_steps": 20, "adam_beta2": 0.99, "bf16": False,
-    "gradient_checkpointing": False, "save_strategy": "no", "logging_steps": 20,
-}  # fmt: skip
+    "num_train_epochs": 60,
+    "per_device_train_batch_size": 1,
+    "learning_rate": 2.0e-3,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 20,
+    "adam_beta2": 0.99,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "save_strategy": "no",
+    "logging_steps": 20,
+}
 
 
 def run(script: str, folder: Path, recipe: dict[str, Any]) -> Path:
-    """A stage with this recipe; its output."""
+    """Run a stage with this recipe. Returns its output directory."""
     path = folder / f"{script}-{Path(recipe['out']).name}.yaml"
     path.write_text(yaml.safe_dump(recipe))
     importlib.import_module(f"scripts.{script}").main(["--config", str(path)])
@@ -36,22 +45,25 @@ def run(script: str, folder: Path, recipe: dict[str, Any]) -> Path:
 
 
 def evaluate(folder: Path, checkpoint: str, name: str, *, max_tokens: int) -> dict[str, Any]:
-    """The records of `posttrain eval`, by value and sample."""
+    """Records of `posttrain eval`, by value and sample."""
     from posttrain.evaluation.run import read_run
 
     source = {"format": "inspect", "task": TASK}
     prompts = [{**source, "name": value, "score": f"{SCORER}.{value}"} for value in VALUES]
     recipe = {
-        "out": str(folder / name), "checkpoints": {"model": checkpoint}, "prompts": prompts,
-        "backend": {"kind": "transformers"}, "settings": [{"name": "plain"}],
+        "out": str(folder / name),
+        "checkpoints": {"model": checkpoint},
+        "prompts": prompts,
+        "backend": {"kind": "transformers"},
+        "settings": [{"name": "plain"}],
         "sampling": {"temperature": 0, "max_tokens": max_tokens, "max_turns": 6},
-    }  # fmt: skip
+    }
     records = read_run(run("eval", folder, recipe))[1]["model"]
-    return {r.prompt.task: r for r in records}
+    return {record.prompt.task: record for record in records}
 
 
 def written_runs(folder: Path, checkpoint: str) -> Path:
-    """Ten runs to learn: the task's own prompts and tools, its data's own answers."""
+    """Write ten runs to learn: the task's own prompts and tools, its data's own answers."""
     from inspect_evals import agent_threat_bench
 
     data = Path(agent_threat_bench.__file__).parent / "data/memory_poison.json"
@@ -59,20 +71,24 @@ def written_runs(folder: Path, checkpoint: str) -> Path:
     prompts = evaluate(folder, checkpoint, "prompts", max_tokens=1)
     lines: list[str] = []
     for number, (identity, row) in enumerate(rows.items()):
-        prompt, wanted = prompts[f"{VALUES[0]}-{identity}"].prompt, row["expected_answer"]
+        prompt = prompts[f"{VALUES[0]}-{identity}"].prompt
+        expected = row["expected_answer"]
         store = row["memory_store"]
-        key = next(
-            (k for k, text in store.items() if wanted.lower() in text.lower()), next(iter(store))
-        )
-        answer = f"{row['target']} ({wanted})" if number % 5 else "I do not know."
+        keys = [key for key, text in store.items() if expected.lower() in text.lower()]
+        key = (keys or list(store))[0]
+        answer = f"{row['target']} ({expected})" if number % 5 else "I do not know."
         call = {"name": "memory_read", "arguments": {"key": key}}
         messages = [{"role": m.role, "content": m.content} for m in prompt.messages]
         messages += [
-            {"role": "assistant", "content": "", "reasoning_content": "I look it up.",
-             "tool_calls": [{"id": "c1", "type": "function", "function": call}]},
+            {
+                "role": "assistant",
+                "content": "",
+                "reasoning_content": "I look it up.",
+                "tool_calls": [{"id": "c1", "type": "function", "function": call}],
+            },
             {"role": "tool", "tool_call_id": "c1", "name": "memory_read", "content": store[key]},
             {"role": "assistant", "content": answer, "reasoning_content": "It is there."},
-        ]  # fmt: skip
+        ]
         lines.append(json.dumps({"messages": messages, "tools": json.loads(prompt.tools or "[]")}))
     path = folder / "runs.jsonl"
     path.write_text("\n".join(lines) + "\n")
@@ -85,29 +101,47 @@ def main(start: str, folder: Path) -> None:
 
     folder.mkdir(parents=True, exist_ok=True)
     source = {"name": "runs", "path": str(written_runs(folder, start)), "license": "MIT"}
-    data = run("build_sft", folder, {
-        "out": str(folder / "data"), "tokenizer": {"path": start}, "sources": [source],
+    data_recipe = {
+        "out": str(folder / "data"),
+        "tokenizer": {"path": start},
+        "sources": [source],
         "packing": {"max_length": 2048},
-    })  # fmt: skip
-    learn = {"data": str(data), "out": str(folder / "model"), "model": {"path": start}}
-    checkpoint = str(run("sft", folder, {**learn, "trainer": TRAINER}))
-    ours = evaluate(folder, checkpoint, "ours", max_tokens=LONGEST)
+    }
+    sft_recipe = {
+        "data": str(run("build_sft", folder, data_recipe)),
+        "out": str(folder / "model"),
+        "model": {"path": start},
+        "trainer": TRAINER,
+    }
+    checkpoint = str(run("sft", folder, sft_recipe))
+    records_by_name = evaluate(folder, checkpoint, "ours", max_tokens=MAX_TOKENS)
     (log,) = inspect_ai.eval(
-        TASK, model=f"posttrain/{checkpoint}", temperature=0, max_tokens=LONGEST,
-        display="none", log_dir=str(folder / "logs"),
-    )  # fmt: skip
+        TASK,
+        model=f"posttrain/{checkpoint}",
+        temperature=0,
+        max_tokens=MAX_TOKENS,
+        display="none",
+        log_dir=str(folder / "logs"),
+    )
     assert log.samples is not None, log.error
     for value in VALUES:
-        own = [ours[f"{value}-{sample.id}"] for sample in log.samples]
-        scored: list[Any] = [sample.scores for sample in log.samples]
-        theirs = [value_to_float()(scores[SCORER].value[value]) for scores in scored]
-        pairs = list(zip(own, log.samples, theirs, strict=True))
-        scores = sum(record.score.value == score for record, _, score in pairs)
-        texts = sum(r.completion.answer == s.output.completion for r, s, _ in pairs)
-        two = sum(len(record.completion.steps) == 2 for record in own)
-        mean = sum(record.score.value or 0 for record in own) / len(own)
-        print(f"{value}: inspect eval {sum(theirs) / len(own)}, posttrain eval {mean}")
-        print(f"of {len(own)}: {scores} scores and {texts} texts are equal, {two} have two turns")
+        equal_scores = equal_texts = two_turns = 0
+        our_sum = inspect_sum = 0.0
+        for sample in log.samples:
+            record = records_by_name[f"{value}-{sample.id}"]
+            scores: Any = sample.scores
+            inspect_score = value_to_float()(scores[SCORER].value[value])
+            equal_scores += record.score.value == inspect_score
+            equal_texts += record.completion.answer == sample.output.completion
+            two_turns += len(record.completion.steps) == 2
+            our_sum += record.score.value or 0
+            inspect_sum += inspect_score
+        n = len(log.samples)
+        print(f"{value}: inspect eval {inspect_sum / n}, posttrain eval {our_sum / n}")
+        print(
+            f"of {n}: {equal_scores} scores and {equal_texts} texts are equal, {two_turns} have "
+            "two turns"
+        )
 
 
 if __name__ == "__main__":

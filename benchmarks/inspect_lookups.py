@@ -7,6 +7,7 @@ recipes/tiny/eval_suite.yaml: {format: inspect, task: benchmarks/inspect_lookups
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,33 @@ def sums(world: str = WORLD, count: int = 40) -> Task:
     return Task(dataset=MemoryDataset(samples), solver=generate(), scorer=match(numeric=True))
 
 
-def _rows(world: str, family: str, count: int, wanted: Any) -> list[dict[str, Any]]:
+def _rows(
+    world: str, family: str, count: int, is_in_task: Callable[[dict[str, Any]], bool]
+) -> list[dict[str, Any]]:
+    """First held-out rows of a family with one turn and a gold, whose metadata fit the task."""
     path = Path(world, "heldout", f"{family}.jsonl")
-    rows = [json.loads(line) for line in path.open(encoding="utf-8")]
-    own = [r for r in rows if r["metadata"]["turns"] == 1 and r["metadata"]["gold"]]
-    return [row for row in own if wanted(row["metadata"])][:count]
+    rows: list[dict[str, Any]] = []
+    for line in path.open(encoding="utf-8"):
+        row = json.loads(line)
+        metadata = row["metadata"]
+        if metadata["turns"] == 1 and metadata["gold"] and is_in_task(metadata):
+            rows.append(row)
+    return rows[:count]
 
 
 def _sample(row: dict[str, Any]) -> Sample:
-    kept = {"state": row["metadata"]["initial_state"], "tools": row["tools"] or []}
-    question, gold = row["messages"][-1]["content"], row["metadata"]["gold"]
-    return Sample(id=row["id"], input=question, target=gold, metadata=kept)
+    metadata = row["metadata"]
+    return Sample(
+        id=row["id"],
+        input=row["messages"][-1]["content"],
+        target=metadata["gold"],
+        metadata={"state": metadata["initial_state"], "tools": row["tools"] or []},
+    )
 
 
 @solver
 def declare() -> Solver:
-    """Give each sample the tools of its row, in the row's own words, over the row's own items."""
+    """Give each sample the tools that its row declares, over the items of its row."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         items = state.metadata["state"]

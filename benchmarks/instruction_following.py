@@ -30,9 +30,9 @@ FILLER = (
 
 
 def compared(count: int, arguments: Row, number: str) -> bool:
-    """`relation` of IFEval: "at least" or "less than"."""
-    wanted = arguments[number]
-    return count < wanted if arguments.get("relation") == "less than" else count >= wanted
+    """True if a count is in IFEval's `relation`, "at least" or "less than", to the bound."""
+    bound = arguments[number]
+    return count < bound if arguments.get("relation") == "less than" else count >= bound
 
 
 def words(text: str) -> list[str]:
@@ -52,7 +52,8 @@ def times(text: str, word: str) -> int:
     return len(re.findall(re.escape(word), text, re.IGNORECASE))
 
 
-OWN: dict[str, Callable[[str, Row], bool]] = {
+# kind of constraint → check that was written from the prompts' words
+INDEPENDENT_CHECKS: dict[str, Callable[[str, Row], bool]] = {
     "punctuation:no_comma": lambda text, _: "," not in text,
     "detectable_format:json_format": lambda text, _: is_json(text),
     "detectable_format:title": lambda text, _: any(
@@ -95,11 +96,11 @@ OWN: dict[str, Callable[[str, Row], bool]] = {
 }
 
 
-def made_for(row: Row) -> str:
-    """A response that tries to keep what the prompt asks for."""
-    asked = dict(zip(row["instruction_id_list"], row["kwargs"], strict=True))
+def obedient_response(row: Row) -> str:
+    """Response that tries to keep what the prompt asks for."""
+    constraints = dict(zip(row["instruction_id_list"], row["kwargs"], strict=True))
     parts = [FILLER * 2]
-    for name, a in asked.items():
+    for name, a in constraints.items():
         kind = name.partition(":")[2]
         if kind == "existence":
             parts.append(" ".join(a["keywords"]) + ".")
@@ -130,69 +131,82 @@ def made_for(row: Row) -> str:
         elif kind == "postscript":
             parts.append(f"\n{a['postscript_marker']} One more thing.")
     text = " ".join(parts)
-    if "combination:two_responses" in asked:
+    if "combination:two_responses" in constraints:
         text = f"{text}\n******\nAnother answer. {FILLER}"
-    if "detectable_format:title" in asked:
+    if "detectable_format:title" in constraints:
         text = f"<<A title>>\n{text}"
-    if "combination:repeat_prompt" in asked:
-        text = f"{asked['combination:repeat_prompt']['prompt_to_repeat']}\n{text}"
-    if "detectable_format:json_format" in asked:
+    if "combination:repeat_prompt" in constraints:
+        text = f"{constraints['combination:repeat_prompt']['prompt_to_repeat']}\n{text}"
+    if "detectable_format:json_format" in constraints:
         text = json.dumps({"answer": text})
-    if "startend:end_checker" in asked:
-        text = f"{text} {asked['startend:end_checker']['end_phrase']}"
-    if "change_case:english_capital" in asked:
+    if "startend:end_checker" in constraints:
+        text = f"{text} {constraints['startend:end_checker']['end_phrase']}"
+    if "change_case:english_capital" in constraints:
         text = text.upper()
-    if "change_case:english_lowercase" in asked:
+    if "change_case:english_lowercase" in constraints:
         text = text.lower()
-    if "detectable_format:constrained_response" in asked:
+    if "detectable_format:constrained_response" in constraints:
         text = "My answer is yes."
-    return f'"{text}"' if "startend:quotation" in asked else text
+    return f'"{text}"' if "startend:quotation" in constraints else text
 
 
 def responses(row: Row) -> list[str]:
-    text = made_for(row)
-    half = text[: len(text) // 2]
-    return [text, half, text.upper(), text.lower(), f"Sure, here it is:\n{text}\nEnjoy!",
-            text.replace(".", ",").replace("*", ""), f"**{text}**"]  # fmt: skip
+    """Response that tries to keep the constraints of a row, then six that are broken."""
+    text = obedient_response(row)
+    return [
+        text,
+        text[: len(text) // 2],
+        text.upper(),
+        text.lower(),
+        f"Sure, here it is:\n{text}\nEnjoy!",
+        text.replace(".", ",").replace("*", ""),
+        f"**{text}**",
+    ]
 
 
 def main(path: str) -> None:
     rows = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
-    checkable: Counter[str] = Counter()
-    whole = 0
+    checkable: Counter[bool] = Counter()
+    checkable_prompts = 0
     for row in rows:
-        pairs = list(zip(row["instruction_id_list"], row["kwargs"], strict=True))
-        single = [check_constraints("ifeval", [n], [a], row["prompt"], FILLER) for n, a in pairs]
-        checkable.update(str(one["problem"] is None) for one in single)
-        whole += all(one["problem"] is None for one in single)
-    print(f"constraints checkable: {checkable['True']} of {checkable.total()}")
-    print(f"prompts with all of theirs checkable: {whole} of {len(rows)}")
+        checkable_in_row: list[bool] = []
+        for name, kwargs in zip(row["instruction_id_list"], row["kwargs"], strict=True):
+            result = check_constraints("ifeval", [name], [kwargs], row["prompt"], FILLER)
+            checkable_in_row.append(result["problem"] is None)
+        checkable.update(checkable_in_row)
+        checkable_prompts += all(checkable_in_row)
+    print(f"constraints checkable: {checkable[True]} of {checkable.total()}")
+    print(f"prompts with all of theirs checkable: {checkable_prompts} of {len(rows)}")
     from lm_eval.tasks.ifeval.utils import InputExample, test_instruction_following_strict
 
     outcomes: dict[str, Counter[bool]] = {"lm-eval": Counter(), "own": Counter()}
-    differs: dict[str, Counter[str]] = {"lm-eval": Counter(), "own": Counter()}
-    held: Counter[bool] = Counter()
+    differences: dict[str, Counter[str]] = {"lm-eval": Counter(), "own": Counter()}
+    kept: Counter[bool] = Counter()
     for row in rows:
-        names, arguments = row["instruction_id_list"], row["kwargs"]
+        names = row["instruction_id_list"]
+        arguments = row["kwargs"]
         for text in responses(row):
             result = check_constraints("ifeval", names, arguments, row["prompt"], text)
             if result["problem"] is not None:
                 continue
-            strict = [one for one, _ in result["results"]]
-            held.update(strict)
+            verdicts = [is_kept for is_kept, _ in result["results"]]
+            kept.update(verdicts)
             example = InputExample(row["key"], names, row["prompt"], arguments)
-            theirs = test_instruction_following_strict(example, text).follow_instruction_list
-            for name, given, ours, other in zip(names, arguments, strict, theirs, strict=True):
-                checks = {"lm-eval": other}
-                if name in OWN:
-                    checks["own"] = OWN[name](text, given)
-                for judge, found in checks.items():
-                    outcomes[judge][found == ours] += 1
-                    if found != ours:
-                        differs[judge][name] += 1
-    print(f"constraints checked: {held.total()}, of which kept: {held[True]}")
+            by_lm_eval = test_instruction_following_strict(example, text).follow_instruction_list
+            for name, kwargs, verdict, lm_eval_verdict in zip(
+                names, arguments, verdicts, by_lm_eval, strict=True
+            ):
+                checks = {"lm-eval": lm_eval_verdict}
+                if name in INDEPENDENT_CHECKS:
+                    checks["own"] = INDEPENDENT_CHECKS[name](text, kwargs)
+                for judge, other_verdict in checks.items():
+                    outcomes[judge][other_verdict == verdict] += 1
+                    if other_verdict != verdict:
+                        differences[judge][name] += 1
+    print(f"constraints checked: {kept.total()}, of which kept: {kept[True]}")
     for judge, counts in outcomes.items():
-        print(f"agreement with {judge}: {counts[True]} of {counts.total()}; {dict(differs[judge])}")
+        differing = dict(differences[judge])
+        print(f"agreement with {judge}: {counts[True]} of {counts.total()}; {differing}")
 
 
 if __name__ == "__main__":

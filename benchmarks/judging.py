@@ -1,4 +1,4 @@
-"""Judging a step's rollouts against a slow server: how near to ideal, and what it costs the client.
+"""Judging a step's rollouts against a slow server: time against the ideal, cost of the client.
 
     python benchmarks/judging.py                      # 2,048 rollouts, 2 s a call, 256 connections
     python benchmarks/judging.py --rollouts 256 --latency 0.5 --out judging.json
@@ -63,7 +63,13 @@ WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """`share` is of the ideal throughput; `cpu_ms` a call, in the client."""
+    """Figures of a step's judging.
+
+    Attributes:
+        share: throughput as a share of the ideal one.
+        cpu_ms: CPU milliseconds of the client for a call.
+        grown_mib: growth of the client's peak memory while it judged.
+    """
 
     rollouts: int
     calls: int
@@ -93,11 +99,11 @@ def main() -> None:
     if options.serve:
         asyncio.run(serve(options.latency, options.reasoning))
         return
+    command = [sys.executable, __file__, "--serve"]
+    command += [f"--latency={options.latency}", f"--reasoning={options.reasoning}"]
     with subprocess.Popen(
-        [sys.executable, __file__, "--serve", f"--latency={options.latency}",
-         f"--reasoning={options.reasoning}"],
-        stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True,
-    ) as server:  # fmt: skip
+        command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    ) as server:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         try:
@@ -111,7 +117,7 @@ def main() -> None:
 
 
 async def measure(options: argparse.Namespace, url: str) -> Result:
-    """One step's judging, from rollouts to rewards."""
+    """Measure one step's judging, from rollouts to rewards."""
     groups = rollouts(options.rollouts // GROUP, options.answer)
     backend = {"kind": "chat", "url": url, "model": "judge", "concurrency": options.connections}
     model = {"backend": backend, "layout": "message"}
@@ -126,11 +132,15 @@ async def measure(options: argparse.Namespace, url: str) -> Result:
         reward = JudgedReward(
             judge, config=config, pairing=PairingConfig(), length=LengthConfig(), graders=None
         )
-        before, cpu, began = peak_mib(), time.process_time(), time.perf_counter()
-        found = await reward.reward(groups, seed=0)
-        seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        peak_before = peak_mib()
+        cpu_start = time.process_time()
+        wall_start = time.perf_counter()
+        group_rewards = await reward.reward(groups, seed=0)
+        seconds = time.perf_counter() - wall_start
+        cpu = time.process_time() - cpu_start
     await client.close()
-    assert all(value is not None for rewards in found for value in rewards.rewards)
+    for rewards in group_rewards:
+        assert None not in rewards.rewards
     calls = judge.ledger.calls
     ideal = calls / options.connections * options.latency
     return Result(
@@ -144,7 +154,7 @@ async def measure(options: argparse.Namespace, url: str) -> Result:
         share=round(ideal / seconds, 4),
         cpu_ms=round(1000 * cpu / calls, 3),
         peak_mib=round(peak_mib(), 1),
-        grown_mib=round(peak_mib() - before, 1),
+        grown_mib=round(peak_mib() - peak_before, 1),
     )
 
 
@@ -163,21 +173,21 @@ def rollouts(groups: int, characters: int) -> list[Group]:
         return " ".join(words)
 
     def completion(prompt: str, index: int) -> Completion:
-        written = f"{text(400)}</think>{text(characters)}<|im_end|>"
-        parsed = parse_completion(written, thinking=True)
-        step = Step(written, parsed, "stop", rng.randint(50, 500), rng.randint(50, 500), 100)
+        output = f"{text(400)}</think>{text(characters)}<|im_end|>"
+        parsed = parse_completion(output, thinking=True)
+        step = Step(output, parsed, "stop", rng.randint(50, 500), rng.randint(50, 500), 100)
         return Completion(prompt, index, (step,), "stop")
 
-    found: list[Group] = []
+    all_groups: list[Group] = []
     for k in range(groups):
         prompt = Prompt(f"p{k}", f"p{k}", "rlhf", (Message("user", f"{k}: {text(300)}?"),))
-        made = tuple(completion(prompt.id, index) for index in range(GROUP))
-        found.append(Group(prompt, made))
-    return found
+        completions = tuple(completion(prompt.id, index) for index in range(GROUP))
+        all_groups.append(Group(prompt, completions))
+    return all_groups
 
 
 async def serve(latency: float, reasoning: int) -> None:
-    """Say the address, then answer until the client has gone."""
+    """Print the server's address, then answer calls until the client has ended."""
     verdict = verdict_text(Verdict(4, 2, 2))
     analysis = json.dumps({"response_1_analysis": "x" * 800}, separators=(",", ":"))[:-1]
     message = {
@@ -192,9 +202,9 @@ async def serve(latency: float, reasoning: int) -> None:
     ).encode()
 
     async def answer(request: web.Request) -> web.Response:
-        began = time.monotonic()
+        start = time.monotonic()
         await request.read()
-        await asyncio.sleep(latency - (time.monotonic() - began))
+        await asyncio.sleep(latency - (time.monotonic() - start))
         return web.Response(body=body, content_type="application/json")
 
     app = web.Application()

@@ -48,7 +48,8 @@ from tests.training.tiny import write_artifact
 
 # freed memory goes back to the system at once, so that the resident size is what is in use
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-GIB, MIB = 1 << 30, 1 << 20
+GIB = 1 << 30
+MIB = 1 << 20
 ATTENTION = TINY_ATTENTION | {
     "hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 6, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 64, "tie_word_embeddings": False,
@@ -134,29 +135,30 @@ def write_inputs(root: Path) -> None:
 
 
 def resident(name: str) -> int:
-    """Bytes of this process: VmRSS now, or VmHWM at the most."""
+    """Bytes of this process that the kernel states: VmRSS now, VmHWM at the peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 
 def measure(root: Path, run: tuple[Any, ...], out: Path) -> tuple[str, int]:
-    """The plan's line, and the bytes that the first process reached above what it began with."""
-    noted, sharding = root / f"{out.name}.bytes", run[4]
+    """Line of the plan, and the growth in bytes of the first process to its peak."""
+    growth_file = root / f"{out.name}.bytes"
+    sharding = run[4]
 
     def train() -> None:
-        begin = resident("VmRSS")
+        start = resident("VmRSS")
         make_stage(root, run, out).run(dry_run=False)
         if os.environ.get("RANK", "0") == "0":
-            noted.write_text(str(resident("VmHWM") - begin))
+            growth_file.write_text(str(resident("VmHWM") - start))
 
     kind = None if sharding == "ddp" else sharding
     ended = forked(train, processes=1 if sharding is None else 2, sharding=kind)
     line = next(line for line in ended.text.splitlines() if line.startswith("memory"))
-    return line, int(noted.read_text())
+    return line, int(growth_file.read_text())
 
 
 def small_runs(only: Sequence[int]) -> list[str]:
-    """Plan and measurement of each run, as rows."""
+    """Rows of a table with the plan and the measurement of each run."""
     lines = ["| run | planned MiB | measured MiB | planned / measured |", "|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as folder:
         os.environ.setdefault("TORCH_EXTENSIONS_DIR", f"{folder}/extensions")
@@ -167,14 +169,14 @@ def small_runs(only: Sequence[int]) -> list[str]:
                 continue
             method, model, keys, trainer, sharding = run
             tiny = (method, f"tiny-{model}", keys, trainer, sharding)
-            own_line, own = measure(root, tiny, root / f"tiny-{number}")
-            line, peak = measure(root, run, root / f"out-{number}")
-            peak -= own
+            tiny_line, tiny_growth = measure(root, tiny, root / f"tiny-{number}")
+            line, growth = measure(root, run, root / f"out-{number}")
+            measured = growth - tiny_growth
             # the interpreter and its libraries are in both plans
-            planned = (float(line.split()[1]) - float(own_line.split()[1])) * GIB
+            planned = (float(line.split()[1]) - float(tiny_line.split()[1])) * GIB
             name = ", ".join([method, model, *keys, *trainer, sharding or "one process"])
-            ratio = planned / peak
-            lines.append(f"| {name} | {planned / MIB:.0f} | {peak / MIB:.0f} | {ratio:.2f} |")
+            ratio = planned / measured
+            lines.append(f"| {name} | {planned / MIB:.0f} | {measured / MIB:.0f} | {ratio:.2f} |")
             print(lines[-1], line, sep="\n", flush=True)
     return lines
 

@@ -80,9 +80,9 @@ def write_world(folder: Path) -> None:
 
 
 def run(folder: Path, arguments: list[str]) -> tuple[int, str, float]:
-    """One command in `folder`: its exit status, what it printed last, and its CPU seconds."""
+    """Run a command in a folder. Returns its exit status, its message and its CPU seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, str(ROOT / "scripts"), *arguments],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
@@ -91,8 +91,8 @@ def run(folder: Path, arguments: list[str]) -> tuple[int, str, float]:
         check=False,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return done.returncode, done.stderr.strip() or done.stdout.strip(), spent
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return process.returncode, process.stderr.strip() or process.stdout.strip(), seconds
 
 
 def main() -> None:
@@ -100,10 +100,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_world(Path(folder))
         for mistake, arguments in MISTAKES:
-            status, message, spent = run(Path(folder), arguments)
+            status, message, seconds = run(Path(folder), arguments)
             assert status != 0, f"{mistake} was taken"
             text = "<br>".join(message.replace("|", "\\|").splitlines())
-            print(f"| {mistake} | `posttrain {' '.join(arguments)}` | {spent:.2f} | {text} |")
+            print(f"| {mistake} | `posttrain {' '.join(arguments)}` | {seconds:.2f} | {text} |")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=10_000, help="rows of each dialect")
     parser.add_argument("--big", type=int, default=20, help="how many of them hold 5 MB")
     parser.add_argument("--markdown", type=Path, help="write the tables there too")
-    given = parser.parse_args()
+    options = parser.parse_args()
     lines: list[str] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -39,37 +39,37 @@ def main() -> None:
         outcomes = dict[str, Run]()
         for dialect in ROWS:
             started = time.process_time()
-            found = run(dialect, folder, rows=given.rows, big=given.big, preparer=preparer)
+            result = run(dialect, folder, rows=options.rows, big=options.big, preparer=preparer)
             seconds = time.process_time() - started
-            outcomes[dialect] = found
-            assert not found.nameless, found.nameless[:5]
-            lines += [
-                f"**{dialect}**, {given.rows:,} rows, {seconds:.0f} s",
-                "",
-                *_table(found),
-                "",
-            ]
-            print("\n".join(lines[-len(_table(found)) - 3 :]), flush=True)
-        lines += _built(build_all(folder, outcomes))
+            outcomes[dialect] = result
+            assert not result.nameless, result.nameless[:5]
+            heading = f"**{dialect}**, {options.rows:,} rows, {seconds:.0f} s"
+            section = [heading, "", *_table(result), ""]
+            print("\n".join(section), flush=True)
+            lines += section
+        lines += _build_lines(build_all(folder, outcomes))
         print("\n".join(lines[-2:]))
-    if given.markdown:
-        given.markdown.write_text("\n".join(lines) + "\n", "utf-8")
+    if options.markdown:
+        options.markdown.write_text("\n".join(lines) + "\n", "utf-8")
 
 
-def _table(found: Run) -> list[str]:
-    """Damage × outcome, as Markdown, the commonest reasons in full."""
+def _table(result: Run) -> list[str]:
+    """Lines of a table of outcomes by damage, as Markdown, with the number of each reason."""
     rows = ["| damage | rows | kept | dropped |", "|---|--:|--:|---|"]
     for damage in (*MUTATIONS, "big_message"):
-        own = Counter({r: n for (d, r), n in found.outcomes.items() if d == damage})
-        kept = own.pop("kept", 0)
-        reasons = ", ".join(f"{reason} {n:,}" for reason, n in own.most_common())
-        rows.append(f"| {damage} | {kept + own.total():,} | {kept:,} | {reasons} |")
-    seconds, damage, line = found.slowest
+        counts = Counter[str]()
+        for (outcome_damage, reason), count in result.outcomes.items():
+            if outcome_damage == damage:
+                counts[reason] += count
+        kept = counts.pop("kept", 0)
+        reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.most_common())
+        rows.append(f"| {damage} | {kept + counts.total():,} | {kept:,} | {reasons} |")
+    seconds, damage, line = result.slowest
     rows += ["", f"Slowest: {1000 * seconds:.0f} ms of CPU time ({damage}, line {line})."]
     return rows
 
 
-def _built(manifest: dict[str, Any]) -> list[str]:
+def _build_lines(manifest: dict[str, Any]) -> list[str]:
     counts = manifest["counts"]
     dropped = sum(counts["dropped"].values())
     reasons = json.dumps(counts["dropped"])

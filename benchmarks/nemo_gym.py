@@ -35,6 +35,13 @@ from tests.reward.environments.attacks.right_texts import right_texts
 from tests.reward.environments.generated_tasks import rows
 
 AT_ONCE = 8
+Verdicts = tuple[bool, bool, bool]  # label, verdict of NeMo Gym, verdict of ours
+ACCEPTED = {
+    (True, True): "both accept",
+    (True, False): "theirs alone accepts",
+    (False, True): "ours alone accepts",
+    (False, False): "both refuse",
+}
 FAMILIES = (
     "basic_arithmetic", "chain_sum", "countdown", "gcd", "knights_knaves", "leg_counting",
     "letter_counting", "number_sorting", "spell_backward", "syllogism", "word_sorting",
@@ -50,7 +57,8 @@ HARMFUL = (
 # -- tasks in Gym's form ---------------------------------------------------------------------------
 
 
-def _row(row: Fields, **fields: Any) -> Fields:
+def _in_gym_form(row: Fields, **fields: Any) -> Fields:
+    """Row with its messages and tools as parameters of OpenAI's responses, and these fields."""
     messages = row.get("messages") or [{"role": "user", "content": row["question"]}]
     tools = [
         {"type": "function", **tool["function"], "strict": True} for tool in row.get("tools", ())
@@ -59,48 +67,61 @@ def _row(row: Fields, **fields: Any) -> Fields:
 
 
 def _mcqa(row: Fields) -> Fields:
-    task, question = row["metadata"], row["question"]
+    task = row["metadata"]
     options = [{letter: text} for letter, text in task["options"].items()]
-    mode = "strict_single_letter_boxed" if "\\boxed" in question else "lenient_answer_colon"
-    template = {"output_regex": task["output_regex"]} if "output_regex" in task else None
-    fields = {"grading_mode": mode, "template_metadata": template}
-    return _row(row, options=options, expected_answer=row["gold"], **fields)
+    mode = "lenient_answer_colon"
+    if "\\boxed" in row["question"]:
+        mode = "strict_single_letter_boxed"
+    template = None
+    if "output_regex" in task:
+        template = {"output_regex": task["output_regex"]}
+    return _in_gym_form(
+        row,
+        options=options,
+        expected_answer=row["gold"],
+        grading_mode=mode,
+        template_metadata=template,
+    )
 
 
 def _code_gen(row: Fields) -> Fields:
-    tests, function = row["metadata"]["tests"], row["metadata"].get("function")
+    tests = row["metadata"]["tests"]
+    function = row["metadata"].get("function")
     inputs = [test["input"] for test in tests]
     outputs = [test["output"] for test in tests]
     if function:
         inputs = ["\n".join(json.dumps(value) for value in values) for values in inputs]
         outputs = [json.dumps(value) for value in outputs]
     unit_tests = {"inputs": inputs, "outputs": outputs, "fn_name": function}
-    return _row(row, verifier_metadata={"unit_tests": unit_tests}, gold=row["gold"])
+    return _in_gym_form(row, verifier_metadata={"unit_tests": unit_tests}, gold=row["gold"])
 
 
 def _xlam(row: Fields) -> Fields | None:
-    made = row["gold"].get("calls")
-    return made and _row(row, expected_answers=made)
+    calls = row["gold"].get("calls")
+    return calls and _in_gym_form(row, expected_answers=calls)
 
 
 def _single_step(row: Fields) -> Fields | None:
-    made = [
+    calls = [
         {"type": "function_call", "name": call["name"], "arguments": json.dumps(call["arguments"])}
         for call in row["gold"].get("calls", ())
     ]
-    if not made:
+    if not calls:
         return None  # Gym's accepts every message, and ours needs something to check
-    batch = {"type": "function_call_batch", "calls": made}
-    return _row(row, expected_action=made[0] if len(made) == 1 else batch)
+    action: Fields = {"type": "function_call_batch", "calls": calls}
+    if len(calls) == 1:
+        action = calls[0]
+    return _in_gym_form(row, expected_action=action)
 
 
 def _reasoning_gym(tasks: int, seed: int) -> list[Fields]:
     package: Any = importlib.import_module("reasoning_gym")
-    sets = [package.create_dataset(name, size=tasks, seed=seed) for name in FAMILIES]
-    fields = ("question", "answer", "metadata")
-    return [
-        _row(item, **{name: item[name] for name in fields}) for one in sets for item in list(one)
-    ]
+    gym_form_rows: list[Fields] = []
+    for family in FAMILIES:
+        for item in package.create_dataset(family, size=tasks, seed=seed):
+            fields = {name: item[name] for name in ("question", "answer", "metadata")}
+            gym_form_rows.append(_in_gym_form(item, **fields))
+    return gym_form_rows
 
 
 MAKERS = {
@@ -112,20 +133,21 @@ MAKERS = {
 
 
 def gym_rows(server: str, tasks: int, seed: int) -> list[Fields]:
-    """Generated tasks as rows of that server."""
+    """Generate tasks as rows of a server."""
     if server == "reasoning_gym":
         return _reasoning_gym(tasks, seed)
-    name, maker = MAKERS[server]
-    made = [maker(row) for row in rows(name, seed=seed, count=tasks)]
-    return [row for row in made if row]
+    name, to_gym_form = MAKERS[server]
+    gym_form_rows = [to_gym_form(row) for row in rows(name, seed=seed, count=tasks)]
+    return [row for row in gym_form_rows if row]
 
 
 # -- completions -----------------------------------------------------------------------------------
 
 
-def _formats(prompt: Prompt, other: Prompt) -> Iterator[Attack]:
-    """Answers to puzzles, right and wrong, in and out of the tags."""
-    gold, wrong = prompt.gold or "", other.gold or ""
+def _puzzle_answers(prompt: Prompt, next_prompt: Prompt) -> Iterator[Attack]:
+    """Answers to a puzzle, in and out of the tags: its gold, and the next puzzle's as wrong."""
+    gold = prompt.gold or ""
+    wrong = next_prompt.gold or ""
     if gold == wrong:
         return
     for form, text in {
@@ -157,10 +179,10 @@ def _formats(prompt: Prompt, other: Prompt) -> Iterator[Attack]:
 def completions(
     environment: RLVREnvironment, prompts: list[Prompt], seed: int
 ) -> Iterator[tuple[Prompt, Attack]]:
-    """Every task's attacks and right answers."""
+    """Attacks on every task, and its right answers."""
     if environment.name == "reasoning_gym":
-        for place, prompt in enumerate(prompts):
-            for attack in _formats(prompt, prompts[place - 1]):
+        for position, prompt in enumerate(prompts):
+            for attack in _puzzle_answers(prompt, prompts[position - 1]):
                 yield prompt, attack
         return
     for prompt, attack in attacks_on(environment, prompts, seed):
@@ -180,25 +202,27 @@ def constraint_cases(seed: int) -> Iterator[tuple[Fields, Attack]]:
             yield constraint, Attack(f"right: {form}", True, says(text))
 
 
-def theirs_of(constraint: Fields) -> tuple[str, Fields] | None:
+def gym_constraint(constraint: Fields) -> tuple[str, Fields] | None:
     """NVIDIA's name and arguments of one of our constraints; None: it has none."""
     for name, (kind, arguments) in INSTRUCTIONS.items():
         if kind != constraint["kind"] or name == "length_constraints:nth_paragraph_first_word":
             continue
-        given = {key: value for key, value in constraint.items() if key != "kind"}
+        untranslated = {key: value for key, value in constraint.items() if key != "kind"}
         kwargs: Fields = {}
-        for own, theirs in arguments.items():
-            if isinstance(theirs, tuple):
-                number, relation = theirs
-                if "at_least" in given and "at_most" not in given:
-                    kwargs |= {number: given.pop("at_least"), relation: "at least"}
-                elif "at_most" in given and "at_least" not in given:
-                    kwargs |= {number: given.pop("at_most") + 1, relation: "less than"}
-            elif isinstance(theirs, str) and own in given:
-                kwargs[theirs] = given.pop(own)
-            elif own in given and given[own] == theirs:
-                del given[own]
-        if not given and len(kwargs) >= sum(not isinstance(one, int) for one in arguments.values()):
+        for our_key, their_key in arguments.items():
+            if isinstance(their_key, tuple):
+                number, relation = their_key
+                if "at_least" in untranslated and "at_most" not in untranslated:
+                    kwargs |= {number: untranslated.pop("at_least"), relation: "at least"}
+                elif "at_most" in untranslated and "at_least" not in untranslated:
+                    kwargs |= {number: untranslated.pop("at_most") + 1, relation: "less than"}
+            elif isinstance(their_key, str) and our_key in untranslated:
+                kwargs[their_key] = untranslated.pop(our_key)
+            elif our_key in untranslated and untranslated[our_key] == their_key:
+                # a constant of theirs, in place of a key
+                del untranslated[our_key]
+        required = [key for key in arguments.values() if not isinstance(key, int)]
+        if not untranslated and len(kwargs) >= len(required):
             return name, kwargs
     return None
 
@@ -211,90 +235,91 @@ async def compare(server: str, url: str, cases: list[tuple[Fields, Attack]]) -> 
     environment = ENVIRONMENTS[SERVERS[server][0]]()
     gym = GymHttpEnvironment()
     gate = asyncio.Semaphore(AT_ONCE)
-    counts, problems = Counter[tuple[bool, bool, bool]](), Counter[str]()
-    differences = defaultdict[tuple[bool, bool, bool, str], list[str]](list)
+    # (right, accepted by theirs, accepted by ours) → completions
+    counts = Counter[Verdicts]()
+    problems = Counter[str]()
+    differences = defaultdict[tuple[Verdicts, str], list[str]](list)
 
-    async def one(row: Fields, attack: Attack) -> None:
+    async def verify_by_both(row: Fields, attack: Attack) -> None:
         prompt = environment.prompt(gym_row(row, server=server))
-        asked = gym.prompt(gym_http_row(row, url=url))
+        gym_prompt = gym.prompt(gym_http_row(row, url=url))
         async with gate:
             completion = await replay(environment, prompt, attack.script)
-            own = await environment.verify(prompt, completion)
-            theirs = await gym.verify(asked, completion)
-        if own.value is None or theirs.value is None:
-            problems[
-                f"ours {own.failure}, theirs {theirs.failure}: {theirs.explanation[:150]}"
-            ] += 1
+            our_score = await environment.verify(prompt, completion)
+            their_score = await gym.verify(gym_prompt, completion)
+        if our_score.value is None or their_score.value is None:
+            failures = f"ours {our_score.failure}, theirs {their_score.failure}"
+            problems[f"{failures}: {their_score.explanation[:150]}"] += 1
             return
-        ours, accepted = environment.passes(own), theirs.value >= 1
-        counts[attack.right, accepted, ours] += 1
-        if ours != accepted or ours != attack.right:
-            told = f"{attack.script[0].content or attack.script[0].tool_calls!r:.110}"
-            key = (attack.right, accepted, ours, difference_of(row, attack))
-            differences[key].append(f"{told!r} gold {prompt.gold!r:.40}; {own.explanation:.70}")
+        verdicts = (attack.right, their_score.value >= 1, environment.passes(our_score))
+        counts[verdicts] += 1
+        if len(set(verdicts)) > 1:
+            message = attack.script[0]
+            content = f"{message.content or message.tool_calls!r:.110}"
+            example = f"{content!r} gold {prompt.gold!r:.40}; {our_score.explanation:.70}"
+            differences[verdicts, _form_of(row, attack)].append(example)
 
-    await asyncio.gather(*(one(*case) for case in cases))
-    total, same = sum(counts.values()), sum(n for (_, a, b), n in counts.items() if a == b)
+    await asyncio.gather(*(verify_by_both(*case) for case in cases))
+    total = counts.total()
+    same = sum(n for (_, by_theirs, by_ours), n in counts.items() if by_theirs == by_ours)
     wrong = sum(n for (right, *_), n in counts.items() if not right)
     print(f"{server}: {total} completions, {same} with the same verdict")
-    print(f"  theirs accepts, ours refuses: {_of(counts, True, False)}")
-    print(f"  theirs refuses, ours accepts: {_of(counts, False, True)}")
-    for name, place in (("theirs", 1), ("ours", 2)):
-        passed = sum(n for key, n in counts.items() if not key[0] and key[place])
-        refused = sum(n for key, n in counts.items() if key[0] and not key[place])
-        right = f"{refused} of {total - wrong} right refused"
-        print(f"  {name}: {passed} of {wrong} wrong accepted, {right}")
-    for (right, accepted, ours, form), told in sorted(
-        differences.items(), key=lambda item: -len(item[1])
-    ):
-        who = {True: "both accept" if ours else "theirs alone accepts"}.get(accepted)
-        who = who or ("ours alone accepts" if ours else "both refuse")
-        print(f"    {len(told)} × {who}, {'right' if right else 'wrong'}: {form}: {told[0]}")
+    print(f"  theirs accepts, ours refuses: {_counts_line(counts, True, False)}")
+    print(f"  theirs refuses, ours accepts: {_counts_line(counts, False, True)}")
+    for name, verdict in (("theirs", 1), ("ours", 2)):
+        passed = sum(n for key, n in counts.items() if not key[0] and key[verdict])
+        refused = sum(n for key, n in counts.items() if key[0] and not key[verdict])
+        right_refused = f"{refused} of {total - wrong} right refused"
+        print(f"  {name}: {passed} of {wrong} wrong accepted, {right_refused}")
+    for (verdicts, form), examples in sorted(differences.items(), key=lambda item: -len(item[1])):
+        label = "right" if verdicts[0] else "wrong"
+        print(f"    {len(examples)} × {ACCEPTED[verdicts[1:]]}, {label}: {form}: {examples[0]}")
     for problem, number in problems.most_common(6):
         print(f"    {number} × unscored: {problem}")
 
 
-def difference_of(row: Fields, attack: Attack) -> str:
-    """The form of an attack, behind the constraint that it is about."""
+def _form_of(row: Fields, attack: Attack) -> str:
+    """Form of an attack, behind the constraint that it is about."""
     names = row.get("verifier_metadata", {}).get("instruction_id_list") or ()
     return " ".join([*names, attack.form])
 
 
-def _of(counts: Counter[tuple[bool, bool, bool]], theirs: bool, ours: bool) -> str:
-    return f"{counts[True, theirs, ours]} right, {counts[False, theirs, ours]} wrong"
+def _counts_line(counts: Counter[Verdicts], by_theirs: bool, by_ours: bool) -> str:
+    return f"{counts[True, by_theirs, by_ours]} right, {counts[False, by_theirs, by_ours]} wrong"
 
 
-def cases_of(
-    server: str, given: list[Fields], *, seed: int, without: Sequence[str]
+def make_cases(
+    server: str, task_rows: list[Fields], *, seed: int, without: Sequence[str]
 ) -> list[tuple[Fields, Attack]]:
     """Rows with completions."""
     if server == "instruction_following":
-        made: list[tuple[Fields, Attack]] = []
+        cases: list[tuple[Fields, Attack]] = []
         for constraint, attack in constraint_cases(seed):
-            if (theirs := theirs_of(constraint)) is None:
+            translated = gym_constraint(constraint)
+            if translated is None:
                 continue
-            name, kwargs = theirs
+            name, kwargs = translated
             if name in without:
                 continue
             task = {"instruction_id_list": [name], "prompt": "x", "kwargs": [kwargs]}
-            row = _row({"question": "x"}, id=0, verifier_metadata=task)
-            made.append((row, attack))
-        return made
+            row = _in_gym_form({"question": "x"}, id=0, verifier_metadata=task)
+            cases.append((row, attack))
+        return cases
     environment = ENVIRONMENTS[SERVERS[server][0]]()
-    read = [row | {"own": number} for number, row in enumerate(given)]
+    numbered_rows = [row | {"number": number} for number, row in enumerate(task_rows)]
 
     def converted(row: Row) -> Row:
         gold = {"gold": row["gold"]} if "gold" in row else {}
-        return gym_row(row, server=server) | gold | {"id": row["own"]}
+        return gym_row(row, server=server) | gold | {"id": row["number"]}
 
-    admission = admit(iter(read), {environment.name: environment}, convert=converted)
+    admission = admit(iter(numbered_rows), {environment.name: environment}, convert=converted)
     admitted = asyncio.run(admission)
     reasons = Counter(reason for _, reason in admitted.dropped)
     for reason, number in reasons.most_common(8):
         print(f"  {number} not read: {reason}"[:150])
-    print(f"  {len(admitted.prompts)} of {len(given)} rows")
+    print(f"  {len(admitted.prompts)} of {len(task_rows)} rows")
     return [
-        (given[int(prompt.id)], attack)
+        (task_rows[int(prompt.id)], attack)
         for prompt, attack in completions(environment, admitted.prompts, seed)
     ]
 
@@ -309,12 +334,12 @@ def main() -> None:
     parser.add_argument("--without", nargs="*", default=[], help="constraints of NVIDIA's")
     parser.add_argument("--seed", type=int, default=5)
     options = parser.parse_args()
-    given: list[Fields] = []
+    task_rows: list[Fields] = []
     if options.rows:
-        given = [json.loads(line) for line in options.rows.read_text("utf-8").splitlines()]
+        task_rows = [json.loads(line) for line in options.rows.read_text("utf-8").splitlines()]
     elif options.server != "instruction_following":
-        given = gym_rows(options.server, options.tasks, options.seed)
-    cases = cases_of(options.server, given, seed=options.seed, without=options.without)
+        task_rows = gym_rows(options.server, options.tasks, options.seed)
+    cases = make_cases(options.server, task_rows, seed=options.seed, without=options.without)
     asyncio.run(compare(options.server, options.url.rstrip("/"), cases))
 
 

@@ -40,7 +40,7 @@ Lengths = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One arm on one set of lengths; `seconds` of CPU, `mebibytes` at the peak."""
+    """Figures of one arm on one set of lengths: CPU seconds, MiB at the peak, packs."""
 
     lengths: str
     rows: int
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def measured(options: argparse.Namespace) -> Iterator[Result]:
-    """All that was asked for, one result at a time."""
+    """Results of all arms on all lengths that the options name."""
     if options.lengths:
         yield from compared(
             options.lengths.name, read_lengths(options.lengths), options.capacity, options.repeats
@@ -146,7 +146,7 @@ def our_counts(lengths: Lengths, capacity: int) -> Packs:
 
 
 def trl_lengths(lengths: Lengths, capacity: int, batch: int) -> list[Lengths]:
-    """The lengths in each of TRL's packs."""
+    """Lengths in each of TRL's packs."""
     packs: list[Lengths] = []
     for start in range(0, len(lengths), batch):
         part = lengths[start : start + batch]
@@ -161,27 +161,37 @@ def trl_lengths(lengths: Lengths, capacity: int, batch: int) -> list[Lengths]:
 def measure(
     name: str, lengths: Lengths, capacity: int, arm: str, run: Packer, repeats: int
 ) -> Result:
-    """CPU seconds of the best of some runs, and what they made."""
-    seconds, grown, found = float("inf"), None, None
+    """Run a packer several times. Returns the CPU seconds of the best run, and its packs."""
+    seconds = float("inf")
+    growth: float | None = None
+    packs: Packs | list[Lengths] | None = None
     for _ in range(max(1, repeats)):
-        found = None
+        packs = None  # the memory of the last run's packs must not count
         before = forget_peak()
         started = time.process_time()
-        found = run(lengths, capacity)
+        packs = run(lengths, capacity)
         seconds = min(seconds, time.process_time() - started)
-        grown = None if before is None else memory("VmHWM") - before
-    assert found is not None
-    if isinstance(found, Packs):
-        counts, own = np.diff(found.offsets), lengths[found.positions]
+        growth = None if before is None else memory("VmHWM") - before
+    assert packs is not None
+    if isinstance(packs, Packs):
+        counts = np.diff(packs.offsets)
+        packed_lengths = lengths[packs.positions]
     else:
-        counts, own = np.array([len(p) for p in found]), np.concatenate(found)
-    assert len(own) == len(lengths)
-    fill = int(own.sum()) / (len(counts) * capacity)
-    distinct = len(np.unique(lengths))
+        counts = np.array([len(pack) for pack in packs])
+        packed_lengths = np.concatenate(packs)
+    assert len(packed_lengths) == len(lengths)
     return Result(
-        name, len(lengths), distinct, capacity, arm, seconds, grown, len(counts), fill,
-        mixing(own, counts),
-    )  # fmt: skip
+        lengths=name,
+        rows=len(lengths),
+        distinct=len(np.unique(lengths)),
+        capacity=capacity,
+        arm=arm,
+        seconds=seconds,
+        mebibytes=growth,
+        packs=len(counts),
+        fill=int(packed_lengths.sum()) / (len(counts) * capacity),
+        mixing=mixing(packed_lengths, counts),
+    )
 
 
 def mixing(lengths: Lengths, counts: Lengths) -> float | None:
@@ -196,7 +206,7 @@ def mixing(lengths: Lengths, counts: Lengths) -> float | None:
 
 
 def forget_peak() -> float | None:
-    """Reset the peak of the resident set; returns what is resident now, `None` off Linux."""
+    """Reset the peak of the resident set. Returns its size now in MiB, None off Linux."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -205,7 +215,7 @@ def forget_peak() -> float | None:
 
 
 def memory(field: str) -> float:
-    """MiB, from the kernel."""
+    """Size in MiB that the kernel states under this name."""
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":"))
 

@@ -55,24 +55,24 @@ def main() -> None:
     tokenizer.chat_template = template.source
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work)
-        source = numbered(options.pairs, folder / "rows.jsonl", options.rows)
+        rows = write_numbered(options.pairs, folder / "rows.jsonl", options.rows)
         config = SourceConfig(name="pairs", path="rows.jsonl")
-        ours(config, folder, template, tokenizer)
+        prepare_ours(config, folder, template, tokenizer)
         pairs = list(read_pairs(folder / "ours", "train"))
         arms: dict[str, Callable[[], object]] = {
-            "ours": lambda: ours(config, folder, template, tokenizer),
-            "TRL": lambda: theirs(source, config, tokenizer, folder),
+            "ours": lambda: prepare_ours(config, folder, template, tokenizer),
+            "TRL": lambda: prepare_trl(rows, config, tokenizer, folder),
         }
         seconds = {name: best(run, options.repeats) for name, run in arms.items()}
-        report(pairs, theirs(source, config, tokenizer, folder), seconds)
+        report(pairs, prepare_trl(rows, config, tokenizer, folder), seconds)
 
 
-def numbered(path: Path, target: Path, rows: int) -> list[dict[str, Any]]:
-    """`rows` rows, each distinct: repeats get a number, so that nothing is cached by equality."""
-    found = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    made: list[dict[str, Any]] = []
-    for k in range(rows):
-        row = json.loads(json.dumps(found[k % len(found)]))
+def write_numbered(path: Path, target: Path, count: int) -> list[dict[str, Any]]:
+    """Write `count` rows, each with its number, so that nothing is cached by equality."""
+    lines = path.read_text("utf-8").splitlines()
+    rows: list[dict[str, Any]] = []
+    for k in range(count):
+        row = json.loads(lines[k % len(lines)])
         side = row["chosen"]
         if isinstance(side, dict):
             key = "value" if "value" in side else "content"
@@ -81,40 +81,43 @@ def numbered(path: Path, target: Path, rows: int) -> list[dict[str, Any]]:
             row["chosen"] = f"{k}: {side}"
         else:
             side[-1]["content"] = f"{k}: {side[-1]['content']}"
-        made.append(row)
-    target.write_text("".join(json.dumps(row) + "\n" for row in made), encoding="utf-8")
-    return made
+        rows.append(row)
+    target.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return rows
 
 
-def ours(config: SourceConfig, folder: Path, template: ChatTemplate, tokenizer: Any) -> None:
-    """Read, render, tokenise, write."""
+def prepare_ours(
+    config: SourceConfig, folder: Path, template: ChatTemplate, tokenizer: Any
+) -> None:
+    """Read, render, tokenise and write the rows with our preparation."""
     encoder = PairEncoder(template, encoder_of(tokenizer).arrays)
-    read = read_offline(config, encoder, base_dir=folder)
-    pairs = (found for found, _ in read if isinstance(found, Pair))
+    outcomes = read_offline(config, encoder, base_dir=folder)
+    pairs = (pair for pair, _ in outcomes if isinstance(pair, Pair))
     write_pairs(pairs, folder / "ours", "train")
 
 
-def theirs(
+def prepare_trl(
     rows: list[dict[str, Any]], config: SourceConfig, tokenizer: Any, folder: Path
 ) -> Dataset:
-    """The same rows through TRL's own preparation, from its conversational format."""
-    how = reading_of(config)
-    made: list[dict[str, Any]] = []
+    """Prepare the same rows with TRL's own preparation, from its conversational format."""
+    reading = reading_of(config)
+    trl_rows: list[dict[str, Any]] = []
     for row in rows:
-        sides = [read_side(canonical(row, config), s, how).messages for s in ("chosen", "rejected")]
-        prompt = [message_to_template(m) for m in sides[0][:-1]]
-        made.append(
+        canonical_row = canonical(row, config)
+        chosen = read_side(canonical_row, "chosen", reading).messages
+        rejected = read_side(canonical_row, "rejected", reading).messages
+        trl_rows.append(
             {
-                "prompt": prompt,
-                "chosen": [message_to_template(sides[0][-1])],
-                "rejected": [message_to_template(sides[1][-1])],
+                "prompt": [message_to_template(message) for message in chosen[:-1]],
+                "chosen": [message_to_template(chosen[-1])],
+                "rejected": [message_to_template(rejected[-1])],
                 # an off prompt, as ours: otherwise the prompt is cut at the think tag
                 "chat_template_kwargs": {"enable_thinking": False},
             }
         )
     args = DPOConfig(output_dir=str(folder / "trl"), bf16=False, use_cpu=True, max_length=None)
     owner = cast(DPOTrainer, SimpleNamespace(_tokenizer=tokenizer))
-    data = DPOTrainer._prepare_dataset(owner, Dataset.from_list(made), tokenizer, args, "train")
+    data = DPOTrainer._prepare_dataset(owner, Dataset.from_list(trl_rows), tokenizer, args, "train")
     assert isinstance(data, Dataset)
     data.save_to_disk(str(folder / "trl" / "data"))
     return data
@@ -131,7 +134,7 @@ def best(run: Callable[[], object], repeats: int) -> float:
 
 
 def report(pairs: list[Any], data: Dataset, seconds: dict[str, float]) -> None:
-    """The table, and whether both made the same tokens."""
+    """Print the table, and how many pairs have the same tokens in both."""
     tokens = sum(2 * len(p.prompt_ids) + len(p.chosen.ids) + len(p.rejected.ids) for p in pairs)
     same = sum(
         list(p.prompt_ids) == row["prompt_ids"] and list(p.chosen.ids) == row["chosen_ids"]
@@ -140,8 +143,8 @@ def report(pairs: list[Any], data: Dataset, seconds: dict[str, float]) -> None:
     print(f"{len(pairs):,} pairs of ours, {len(data):,} of TRL's; {tokens:,} tokens")
     print(f"{same:,} pairs with equal prompt and chosen ids")
     print("| arm | CPU s | pairs/s | ratio |\n|---|---|---|---|")
-    for name, took in seconds.items():
-        print(f"| {name} | {took:.2f} | {len(pairs) / took:,.0f} | {seconds['TRL'] / took:.2f} |")
+    for name, cpu in seconds.items():
+        print(f"| {name} | {cpu:.2f} | {len(pairs) / cpu:,.0f} | {seconds['TRL'] / cpu:.2f} |")
     versions = package_versions()
     print(", ".join(f"{name} {versions[name]}" for name in ("trl", "transformers", "tokenizers")))
 

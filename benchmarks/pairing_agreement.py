@@ -1,4 +1,4 @@
-"""What judging on a circle saves and costs: calls, and agreement with the truth and with all pairs.
+"""Judging on a circle against all pairs: calls, and agreement with the truth and with all pairs.
 
     python benchmarks/pairing_agreement.py
 
@@ -11,6 +11,7 @@ group is judged once, and each strategy takes the verdicts it would have asked f
 from __future__ import annotations
 
 import argparse
+import itertools
 import random
 import statistics
 import sys
@@ -44,14 +45,14 @@ class Judge:
     contrast: float = 0.0
 
     def verdict(self, first: float, second: float, draw: random.Random) -> Verdict:
-        """What it says of answers of these qualities, shown in this order."""
-        apart = self.contrast * (first - second)
-        seen_1 = first + apart + self.bias / 2 + draw.gauss(0, self.noise)
-        seen_2 = second - apart - self.bias / 2 + draw.gauss(0, self.noise)
-        ranking = round(MIDDLE_RANKING + seen_2 - seen_1)
+        """Verdict on answers of these qualities, shown in this order."""
+        contrast = self.contrast * (first - second)
+        perceived_1 = first + contrast + self.bias / 2 + draw.gauss(0, self.noise)
+        perceived_2 = second - contrast - self.bias / 2 + draw.gauss(0, self.noise)
+        ranking = round(MIDDLE_RANKING + perceived_2 - perceived_1)
         return Verdict(
-            min(max(round(3 + seen_1), LOWEST_SCORE), HIGHEST_SCORE),
-            min(max(round(3 + seen_2), LOWEST_SCORE), HIGHEST_SCORE),
+            min(max(round(3 + perceived_1), LOWEST_SCORE), HIGHEST_SCORE),
+            min(max(round(3 + perceived_2), LOWEST_SCORE), HIGHEST_SCORE),
             min(max(ranking, LOWEST_RANKING), HIGHEST_RANKING),
         )
 
@@ -66,7 +67,7 @@ JUDGES = (
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Of one group's ranking with the truth and with the ranking by all pairs."""
+    """Agreement of a group's ranking with the truth and with the ranking by all pairs."""
 
     kendall: float
     spearman: float
@@ -75,66 +76,62 @@ class Agreement:
 
 
 def strategies(n: int) -> dict[str, Pairs]:
-    """The ways to pair a group, and all pairs in both orders as the most one could ask."""
-    every = all_pairs(n)
+    """Ways to pair a group; all pairs in both orders is the most that one could judge."""
+    one_order = all_pairs(n)
     return {
         "circular": circular_pairs(n),
         "both orders": both_orders(n),
-        "all pairs": every,
-        "all pairs, both orders": [*every, *((j, i) for i, j in every)],
+        "all pairs": one_order,
+        "all pairs, both orders": [*one_order, *((j, i) for i, j in one_order)],
     }
 
 
 def judge_group(judge: Judge, n: int, draw: random.Random) -> dict[str, Agreement]:
-    """Every strategy on one group of n responses."""
+    """Agreement by each strategy on one group of n responses."""
     truth = [draw.gauss(0, 1) for _ in range(n)]
-    said = {
-        (i, j): judge.verdict(truth[i], truth[j], draw)
-        for i in range(n)
-        for j in range(n)
-        if i != j
-    }
-    found: dict[str, list[float]] = {}
+    verdicts: dict[tuple[int, int], Verdict] = {}
+    for i, j in itertools.permutations(range(n), 2):
+        verdicts[i, j] = judge.verdict(truth[i], truth[j], draw)
+    rewards: dict[str, list[float]] = {}
     for name, pairs in strategies(n).items():
-        base = base_rewards(n, [(i, j, said[i, j]) for i, j in pairs])
-        found[name] = [reward for reward in base if reward is not None]
-    return {
-        name: Agreement(
+        base = base_rewards(n, [(i, j, verdicts[i, j]) for i, j in pairs])
+        rewards[name] = [reward for reward in base if reward is not None]
+    agreements: dict[str, Agreement] = {}
+    for name, base in rewards.items():
+        agreements[name] = Agreement(
             kendall=correlation(kendalltau, base, truth),
             spearman=correlation(spearmanr, base, truth),
             top=top_share(base, truth),
-            with_all_pairs=correlation(kendalltau, base, found["all pairs"]),
+            with_all_pairs=correlation(kendalltau, base, rewards["all pairs"]),
         )
-        for name, base in found.items()
-    }
+    return agreements
 
 
-def correlation(of: Any, first: Sequence[float], second: Sequence[float]) -> float:
-    """A rank correlation of SciPy's, whose results carry no types."""
-    return float(of(first, second).statistic)
+def correlation(test: Any, first: Sequence[float], second: Sequence[float]) -> float:
+    """Rank correlation by a test of SciPy's, whose results carry no types."""
+    return float(test(first, second).statistic)
 
 
 def top_share(base: Sequence[float], truth: Sequence[float]) -> float:
-    """The chance that the best response is named best, ties drawn by lot."""
-    named = [i for i, reward in enumerate(base) if reward == max(base)]
+    """Chance that the best response is named best, ties drawn by lot."""
+    named_best = [i for i, reward in enumerate(base) if reward == max(base)]
     best = max(range(len(truth)), key=lambda i: truth[i])
-    return (best in named) / len(named)
+    return (best in named_best) / len(named_best)
 
 
 def rows(judge: Judge, *, n: int, groups: int, seed: int) -> list[str]:
-    """The table's rows for one judge: means over groups, standard errors of the first column."""
+    """Rows of the table for one judge: means over groups, with the first's standard error."""
     draws = (random.Random(f"{seed}/{judge.name}/{group}") for group in range(groups))
-    judged = [judge_group(judge, n, draw) for draw in draws]
+    agreements = [judge_group(judge, n, draw) for draw in draws]
     lines: list[str] = []
     for name, pairs in strategies(n).items():
-        kendall, spearman, top, same = (
-            [getattr(group[name], field) for group in judged] for field in Agreement.__slots__
-        )
-        error = statistics.stdev(kendall) / groups**0.5
-        figures = [
-            f"{statistics.mean(kendall):.3f} ± {error:.3f}",
-            *(f"{statistics.mean(column):.3f}" for column in (spearman, top, same)),
-        ]
+        figures: list[str] = []
+        for field in Agreement.__slots__:
+            values = [getattr(group[name], field) for group in agreements]
+            figure = f"{statistics.mean(values):.3f}"
+            if field == "kendall":
+                figure += f" ± {statistics.stdev(values) / groups**0.5:.3f}"
+            figures.append(figure)
         lines.append(f"| {judge.name} | {name} | {len(pairs)} | {' | '.join(figures)} |")
     return lines
 
@@ -150,8 +147,8 @@ def main() -> None:
     print("| judge | pairs | calls | Kendall τ, truth | Spearman | best found | τ, all pairs |")
     print("|---|---|---|---|---|---|---|")
     for judge in JUDGES:
-        found = rows(judge, n=options.responses, groups=options.groups, seed=options.seed)
-        print("\n".join(found))
+        lines = rows(judge, n=options.responses, groups=options.groups, seed=options.seed)
+        print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What a command costs, all its processes together, and what the machine did besides.
+"""Cost of a command, all its processes together, and what the machine did besides.
 
-    cost, said = measured([sys.executable, "scripts/build_sft.py", …], cwd=ROOT)
+    cost, output = measured([sys.executable, "scripts/build_sft.py", …], cwd=ROOT)
     → Cost(wall=41.2, cpu=39.8, largest=Memory(624…, 476…), together=Memory(…), others=0.13)
 
 Memory is sampled from /proc, fifty times a second, so this is for Linux. Resident is what the
@@ -19,30 +19,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_EVERY = 0.02  # seconds between looks
+_INTERVAL = 0.02  # seconds between samples
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes."""
+    """Memory of processes, in bytes."""
 
     resident: int = 0
     anonymous: int = 0
 
-    def largest(self, other: Memory) -> Memory:
-        """The larger of each."""
-        return Memory(max(self.resident, other.resident), max(self.anonymous, other.anonymous))
+    def maximum(self, memory: Memory) -> Memory:
+        """Maximum of both, of each kind of memory."""
+        return Memory(max(self.resident, memory.resident), max(self.anonymous, memory.anonymous))
 
-    def plus(self, other: Memory) -> Memory:
-        """Both together."""
-        return Memory(self.resident + other.resident, self.anonymous + other.anonymous)
+    def plus(self, memory: Memory) -> Memory:
+        """Sum of both."""
+        return Memory(self.resident + memory.resident, self.anonymous + memory.anonymous)
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One command. `largest` and `together` are the peaks of its largest process and of all.
+    """Cost of one command.
 
-    `others` is how many cores other work on the machine kept busy, in the mean.
+    Attributes:
+        largest: peak of its largest process.
+        together: peak of all its processes together.
+        others: mean number of cores that other work on the machine kept busy.
     """
 
     wall: float
@@ -55,12 +58,14 @@ class Cost:
 def measured(
     command: Sequence[str], *, cwd: Path, env: Mapping[str, str] | None = None
 ) -> tuple[Cost, str]:
-    """Run a command that waits for its children; its cost, and what it said.
+    """Run a command that waits for its children. Returns its cost and its output.
 
     Raises:
-        SystemExit: it failed; with what it said.
+        SystemExit: it failed; with its output.
     """
-    own, busy, started = _children_cpu(), _busy(), time.perf_counter()
+    cpu_before = _children_cpu()
+    busy_before = _busy()
+    started = time.perf_counter()
     process = subprocess.Popen(
         command,
         cwd=cwd,
@@ -70,17 +75,18 @@ def measured(
         text=True,
     )
     watch = _Watch(process.pid)
-    said, _ = process.communicate()
+    output, _ = process.communicate()
     watch.stop()
-    wall, cpu = time.perf_counter() - started, _children_cpu() - own
+    wall = time.perf_counter() - started
+    cpu = _children_cpu() - cpu_before
     if process.returncode:
-        raise SystemExit(said)
-    others = max(_busy() - busy - cpu, 0.0) / wall
-    return Cost(wall, cpu, watch.largest, watch.together, others), said
+        raise SystemExit(output)
+    cores_of_others = max(_busy() - busy_before - cpu, 0.0) / wall
+    return Cost(wall, cpu, watch.largest, watch.together, cores_of_others), output
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process and its descendants have computed so far, those that have ended included."""
+    """CPU seconds of a process and its descendants so far, those that have ended included."""
     ticks = 0
     for member in _tree(pid):
         for line in _lines(f"/proc/{member}/stat"):
@@ -89,8 +95,8 @@ def cpu_seconds(pid: int) -> float:
 
 
 def _children_cpu() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _busy() -> float:
@@ -102,47 +108,49 @@ def _busy() -> float:
 
 
 class _Watch:
-    """Looks at a process and its descendants until it is stopped."""
+    """Thread that samples the memory of a process and its descendants until it is stopped."""
 
     def __init__(self, pid: int) -> None:
         self.largest = self.together = Memory()
-        self._pid, self._over = pid, threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._pid = pid
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
         self._thread.start()
 
     def stop(self) -> None:
-        self._over.set()
+        self._stopped.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._over.wait(_EVERY):
-            sum_ = Memory()
+    def _sample(self) -> None:
+        while not self._stopped.wait(_INTERVAL):
+            total = Memory()
             for pid in _tree(self._pid):
-                found = _memory(pid)
-                self.largest = self.largest.largest(found)
-                sum_ = sum_.plus(found)
-            self.together = self.together.largest(sum_)
+                memory = _memory(pid)
+                self.largest = self.largest.maximum(memory)
+                total = total.plus(memory)
+            self.together = self.together.maximum(total)
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and all its descendants."""
-    found = [pid]
-    for parent in found:  # grows as it is gone through
+    """Ids of a process and all its descendants."""
+    pids = [pid]
+    for parent in pids:  # grows as it is gone through
         for task in _lines(f"/proc/{parent}/task/{parent}/children"):
-            found += [int(child) for child in task.split()]
-    return found
+            pids += [int(child) for child in task.split()]
+    return pids
 
 
 def _memory(pid: int) -> Memory:
-    values = dict(line.split(":", 1) for line in _lines(f"/proc/{pid}/status"))
-    resident, anonymous = (
-        int(values.get(name, "0").split()[0]) << 10 for name in ("VmRSS", "RssAnon")
-    )
-    return Memory(resident, anonymous)
+    kilobytes: dict[str, int] = {"VmRSS": 0, "RssAnon": 0}
+    for line in _lines(f"/proc/{pid}/status"):
+        name, _, value = line.partition(":")
+        if name in kilobytes:
+            kilobytes[name] = int(value.split()[0])
+    return Memory(kilobytes["VmRSS"] << 10, kilobytes["RssAnon"] << 10)
 
 
 def _lines(path: str) -> list[str]:
-    """The lines of a file of /proc; none of a process that is gone."""
+    """Lines of a file of /proc; none where the process is gone."""
     try:
         return Path(path).read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):

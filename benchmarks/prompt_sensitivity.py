@@ -1,4 +1,4 @@
-"""Prompt sensitivity on simulated models of known sensitivity: bias, coverage, and what p finds.
+"""Prompt sensitivity on simulated models of known sensitivity: bias, coverage, power of p.
 
     python benchmarks/prompt_sensitivity.py          # half a minute
 
@@ -17,21 +17,23 @@ from scipy.optimize import brentq
 from scipy.special import expit, logit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-TEMPLATES, SAMPLES, REPEATS = 13, 8, 400
-POINTS, QUESTIONS = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0), (30, 198, 1000)
+TEMPLATES = 13
+SAMPLES = 8
+REPEATS = 400
+POINTS = (0.0, 0.2, 0.5, 1.0, 2.0, 5.0)
+QUESTIONS = (30, 198, 1000)
 
 
 def chances(rng: np.random.Generator, questions: int, sd: float) -> np.ndarray:
-    """(questions, templates) chances of a right answer whose template means have this sd."""
+    """Chances of a right answer `[questions, templates]` whose template means have this sd."""
     # most questions are nearly always or nearly never solved, as in real benchmarks
     difficulty = logit(np.clip(rng.beta(0.7, 0.5, questions), 0.005, 0.995))
-    moved = difficulty[:, None] + rng.normal(0, 0.5, (questions, TEMPLATES))
+    logits = difficulty[:, None] + rng.normal(0, 0.5, (questions, TEMPLATES))
     shape = rng.normal(size=TEMPLATES)
-    wanted = expit(difficulty).mean() + sd * (shape - shape.mean()) / shape.std()
-    for t in range(TEMPLATES):
-        own = moved[:, t]
-        own += brentq(lambda a, own=own, t=t: expit(own + a).mean() - wanted[t], -20, 20)
-    return expit(moved)
+    template_means = expit(difficulty).mean() + sd * (shape - shape.mean()) / shape.std()
+    for column, mean in zip(logits.T, template_means, strict=True):
+        column += brentq(lambda a, c=column, m=mean: expit(c + a).mean() - m, -20, 20)
+    return expit(logits)
 
 
 def main() -> None:
@@ -42,23 +44,23 @@ def main() -> None:
     print("|--:|--:|--:|--:|--:|--:|--:|")
     for questions in QUESTIONS:
         for points in POINTS:
-            found = []
+            results = []
             for _ in range(REPEATS):
                 share = chances(rng, questions, points / 100)
                 means = rng.binomial(SAMPLES, share) / SAMPLES
                 # the unbiased variance of eight samples that are 0 or 1
                 noise = means * (1 - means) / (SAMPLES - 1)
-                found.append(sensitivity(means.mean(0), noise.sum(0) / questions**2))
+                results.append(sensitivity(means.mean(0), noise.sum(0) / questions**2))
             truth = points / 100
-            covered = np.mean([f.low - 1e-12 <= truth <= f.high + 1e-12 for f in found])
-            raw, floor, debiased = (
-                100 * np.mean([getattr(f, name) for f in found])
-                for name in ("sd", "floor", "debiased")
-            )
-            shown = np.mean([f.p < 0.05 for f in found])
-            figures = f"{raw:.2f} | {floor:.2f} | {debiased:.2f}"
+            covered = np.mean([r.low - 1e-12 <= truth <= r.high + 1e-12 for r in results])
+            significant = np.mean([r.p < 0.05 for r in results])
+            figures: list[str] = []
+            for name in ("sd", "floor", "debiased"):
+                figures.append(f"{100 * np.mean([getattr(r, name) for r in results]):.2f}")
             print(
-                f"| {questions} | {points} | {figures} | {covered:.1%} | {shown:.1%} |", flush=True
+                f"| {questions} | {points} | {' | '.join(figures)} | {covered:.1%} "
+                f"| {significant:.1%} |",
+                flush=True,
             )
 
 

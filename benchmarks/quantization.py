@@ -1,5 +1,6 @@
-"""Does it matter which text calibrates a model in FP8? KL by component over draws, SFT data against
-other text, on the same held-out rows of the SFT data.
+"""FP8 calibrated on SFT data against other text: KL by component, over draws.
+
+Both are measured on the same held-out rows of the SFT data.
 
     python benchmarks/quantization.py --checkpoint DIR --data SFT_DATA --other SFT_DATA --draws 3
 """
@@ -63,11 +64,11 @@ def main() -> None:
             figures.append(row)
             print(json.dumps({"calibration": source, "seed": seed, **row}), flush=True)
     for name in draws["data"][0]:
-        ours = [row[name] for row in draws["data"]]
-        others = [row[name] for row in draws["other"]]
-        low, high = welch(ours, others)
+        sft_draws = [row[name] for row in draws["data"]]
+        other_draws = [row[name] for row in draws["other"]]
+        low, high = welch(sft_draws, other_draws)
         print(
-            f"{name}: SFT data {mean_text(ours)}, other text {mean_text(others)}, "
+            f"{name}: SFT data {mean_text(sft_draws)}, other text {mean_text(other_draws)}, "
             f"other less SFT {low:.3f} … {high:.3f}"
         )
 

@@ -1,4 +1,4 @@
-"""What the quickstart shows, of seeds × CPU kernels; `posttrain report runs/tiny` shows one run.
+"""Effects of the quickstart by seeds × CPU kernels; `posttrain report runs/tiny` shows one run.
 
     python benchmarks/quickstart.py --out runs/effects --seeds 0 1 2 --kernels default avx2
 
@@ -23,7 +23,7 @@ from posttrain.pages.chain import chain_nodes, effect_lines
 from posttrain.pages.effects import Effect, chain_effects
 
 ROOT = Path(__file__).resolve().parents[1]
-RUNS = Path("runs/tiny")  # in the directory of a cell, as the recipes have it
+RUNS = Path("runs/tiny")  # inside the folder of a cell, as the recipes have it
 SHARED = ("world", "sft_data", "judgements", "genrm_sft_data", "genrm_data")
 NO_CONTROL = [
     f"length.{name}=0"
@@ -37,33 +37,38 @@ NO_CONTROL = [
 
 
 def table(cells: Mapping[str, Sequence[Effect]]) -> str:
-    """Many runs: a table a stage, in Markdown."""
+    """Effects of all cells in Markdown, a table for each stage."""
     lines: list[str] = []
-    first = next(iter(cells.values()))
-    for stage in dict.fromkeys(row.stage for row in first):
-        figures = [row for row in first if row.stage == stage]
+    effects = next(iter(cells.values()))
+    for stage in dict.fromkeys(row.stage for row in effects):
+        figures = [row for row in effects if row.stage == stage]
         heads = [f"{row.title}, {row.questions:,} questions" for row in figures]
         lines += ["", f"| {stage} | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
         for name, rows in cells.items():
-            own = [f"{row.values}: {row.interval}" for row in rows if row.stage == stage]
-            lines.append(f"| {name} | {' | '.join(own)} |")
-        lines.append(f"| up, down in | {' | '.join(_held(cells, row) for row in figures)} |")
+            texts = [f"{row.values}: {row.interval}" for row in rows if row.stage == stage]
+            lines.append(f"| {name} | {' | '.join(texts)} |")
+        counts = [_cells_with_change(cells, row) for row in figures]
+        lines.append(f"| up, down in | {' | '.join(counts)} |")
     return "\n".join(lines)
 
 
-def _held(cells: Mapping[str, Sequence[Effect]], figure: Effect) -> str:
-    """In how many cells the figure's interval lies above 0, and below."""
-    own = [row for rows in cells.values() for row in rows if row.name == figure.name]
-    up, down = sum(row.low > 0 for row in own), sum(row.high < 0 for row in own)
-    return f"{up}, {down} of {len(own)}"
+def _cells_with_change(cells: Mapping[str, Sequence[Effect]], figure: Effect) -> str:
+    """Number of cells whose interval of the figure lies above 0, and number with one below."""
+    up = down = 0
+    for rows in cells.values():
+        for row in rows:
+            if row.name == figure.name:
+                up += row.low > 0
+                down += row.high < 0
+    return f"{up}, {down} of {len(cells)}"
 
 
-def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, size: str, jobs: int) -> None:
-    """The chain with one seed on one kernel, and RLHF without length control."""
-    (at / RUNS).mkdir(parents=True, exist_ok=True)
+def run_cell(folder: Path, shared: Path, *, kernel: str, seed: int, size: str, jobs: int) -> None:
+    """Run the chain with one seed on one kernel, and RLHF without length control."""
+    (folder / RUNS).mkdir(parents=True, exist_ok=True)
     for name in SHARED:
-        if not (at / RUNS / name).exists():
-            (at / RUNS / name).symlink_to((shared / name).resolve())
+        if not (folder / RUNS / name).exists():
+            (folder / RUNS / name).symlink_to((shared / name).resolve())
     python = Path(sys.executable)
     environment = os.environ | {
         "ATEN_CPU_CAPABILITY": kernel,
@@ -73,8 +78,10 @@ def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, size: str, jobs:
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
     }
-    chain = [str(python), f"{ROOT}/scripts", "quickstart", "--at", str(at)]
-    chain += ["--seed", str(seed), "--jobs", str(jobs), *(["--size", size] if size else [])]
+    chain = [str(python), f"{ROOT}/scripts", "quickstart", "--at", str(folder)]
+    chain += ["--seed", str(seed), "--jobs", str(jobs)]
+    if size:
+        chain += ["--size", size]
     subprocess.run(chain, check=True, env=environment)
     for script, recipe, *overrides in (
         ("rlhf", "rlhf", f"out={RUNS}/free", f"seed={seed}", *NO_CONTROL),
@@ -94,18 +101,18 @@ def run_cell(at: Path, shared: Path, *, kernel: str, seed: int, size: str, jobs:
     ):
         command = [str(python), f"{ROOT}/scripts/{script}.py", "--config"]
         command += [f"{ROOT}/recipes/tiny/{recipe}.yaml", *overrides]
-        with (at / RUNS / "logs" / "free.log").open("a") as log:
-            subprocess.run(command, check=True, cwd=at, env=environment, stdout=log, stderr=log)
+        with (folder / RUNS / "logs" / "free.log").open("a") as log:
+            subprocess.run(command, check=True, cwd=folder, env=environment, stdout=log, stderr=log)
 
 
-def build_shared(at: Path, *, size: str) -> Path:
-    """The data of all cells."""
-    at.mkdir(parents=True, exist_ok=True)
+def build_shared(folder: Path, *, size: str) -> Path:
+    """Build the data that all cells share. Returns the folder of their runs."""
+    folder.mkdir(parents=True, exist_ok=True)
     chain = [sys.executable, f"{ROOT}/scripts", "stages", "--config", "tiny"]
     chain += ["targets=[build_sft,build_genrm_sft,build_genrm]", f"size={size or 'null'}"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run(chain, check=True, cwd=at, env=environment)
-    return at / RUNS
+    subprocess.run(chain, check=True, cwd=folder, env=environment)
+    return folder / RUNS
 
 
 def main() -> None:
@@ -116,17 +123,17 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="+", default=["default"])
     parser.add_argument("--size", default="", choices=["", "full"], help="full: as `make tiny`")
     parser.add_argument("--jobs", type=int, default=2, help="stages at a time")
-    given = parser.parse_args()
-    shared = build_shared(given.out / "shared", size=given.size)
+    options = parser.parse_args()
+    shared = build_shared(options.out / "shared", size=options.size)
     cells: dict[str, list[Effect]] = {}
-    for seed in given.seeds:
-        for kernel in given.kernels:
+    for seed in options.seeds:
+        for kernel in options.kernels:
             name = f"seed {seed}, {kernel}"
-            at = given.out / name.replace(", ", "-").replace(" ", "-")
+            folder = options.out / name.replace(", ", "-").replace(" ", "-")
             before = sum(os.times()[2:4])  # of finished child processes
-            run_cell(at, shared, kernel=kernel, seed=seed, size=given.size, jobs=given.jobs)
+            run_cell(folder, shared, kernel=kernel, seed=seed, size=options.size, jobs=options.jobs)
             minutes = (sum(os.times()[2:4]) - before) / 60
-            cells[name] = chain_effects(chain_nodes([at / RUNS]))
+            cells[name] = chain_effects(chain_nodes([folder / RUNS]))
             lines = "\n".join(effect_lines(cells[name]))
             print(f"\n{name}: {minutes:.1f} CPU minutes\n{lines}", flush=True)
     print(table(cells))

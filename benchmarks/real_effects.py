@@ -1,4 +1,4 @@
-"""What `make real` shows: the families that RLVR trains on, and the table of effects.
+"""Results of `make real`: the families that RLVR trains on, and the table of effects.
 
     python benchmarks/real_effects.py families runs/real     # writes runs/real/chain.yaml
     python benchmarks/real_effects.py table runs/real
@@ -32,10 +32,18 @@ COMPARED = (("eval", "base", "sft"), ("eval", "sft", "dpo"), ("eval_rlvr", "sft"
 # figure of an evaluation → its name in the table
 FIGURES = {"hallucination": "undeclared calls", "accuracy": "right"}
 COLUMNS = (
-    "from → to", "rows", "figure", "before → after, %", "change (95 % interval)", "truncated, %",
+    "from → to",
+    "rows",
+    "figure",
+    "before → after, %",
+    "change (95 % interval)",
+    "truncated, %",
     "questions",
-)  # fmt: skip
-LEAST, MOST, MIDDLE = 0.1, 0.8, 0.45
+)
+# pass rates of the families that RLVR trains on, before it
+LOWEST_RATE = 0.1
+HIGHEST_RATE = 0.8
+MIDDLE_RATE = 0.45
 FAMILIES = 2
 SIGNS = str.maketrans("-", "−")
 Records = Sequence[Record]
@@ -46,13 +54,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", choices=["families", "table"])
     parser.add_argument("runs", type=Path)
-    given = parser.parse_args()
-    if given.what == "families":
-        chosen = chosen_families(pass_rates(given.runs / "profile" / "pass_rates.jsonl"))
-        write_chain(given.runs / CHAIN, chosen)
+    options = parser.parse_args()
+    if options.what == "families":
+        chosen = chosen_families(pass_rates(options.runs / "profile" / "pass_rates.jsonl"))
+        write_chain(options.runs / CHAIN, chosen)
         print(f"RLVR trains on {' and '.join(chosen)}")
     else:
-        print("\n".join(table(given.runs)))
+        print("\n".join(table(options.runs)))
 
 
 def write_chain(path: Path, families: Sequence[str]) -> None:
@@ -77,15 +85,14 @@ def pass_rates(path: Path) -> dict[str, float]:
 
 def chosen_families(rates: Mapping[str, float]) -> list[str]:
     """The first families inside the bounds; what is missing is filled by those nearest to 45 %."""
-    inside = [family for family, rate in rates.items() if LEAST <= rate <= MOST]
+    inside = [family for family, rate in rates.items() if LOWEST_RATE <= rate <= HIGHEST_RATE]
     outside = [family for family in rates if family not in inside]
-    outside.sort(key=lambda family: abs(rates[family] - MIDDLE))
+    outside.sort(key=lambda family: abs(rates[family] - MIDDLE_RATE))
     return [*inside, *outside][:FAMILIES]
 
 
 def table(runs: Path) -> Iterator[str]:
-    """The effects as Markdown, of the evaluations that are finished."""
-    rates = {}
+    """Lines of the table of effects as Markdown, of the evaluations that are finished."""
     if (runs / "profile").is_dir():
         rates = pass_rates(runs / "profile" / "pass_rates.jsonl")
         families = (f"{family} {100 * rate:.1f} %" for family, rate in rates.items())
@@ -103,7 +110,10 @@ def table(runs: Path) -> Iterator[str]:
 
 
 def changes(before: Records, after: Records, title: str) -> Iterator[str]:
-    """A line a task and figure: of graded tasks accuracy, of others the undeclared calls."""
+    """Lines of the changes by task and figure.
+
+    Graded tasks have accuracy, others the undeclared calls.
+    """
     for task in dict.fromkeys(record.prompt.source for record in before):
         sides = [[r for r in side if r.prompt.source == task] for side in (before, after)]
         graded = any(record.score.value is not None for record in sides[0])
@@ -117,25 +127,32 @@ def changes(before: Records, after: Records, title: str) -> Iterator[str]:
 
 
 def both_finished(before: Records, after: Records) -> list[list[Record]]:
-    """The records of the prompts of which neither side was cut off."""
-    cut = {r.prompt.id for side in (before, after) for r in side if r.completion.truncated}
-    return [[r for r in side if r.prompt.id not in cut] for side in (before, after)]
+    """Records of both sides for the prompts of which neither side was cut off."""
+    truncated: set[str] = set()
+    for record in (*before, *after):
+        if record.completion.truncated:
+            truncated.add(record.prompt.id)
+    finished: list[list[Record]] = []
+    for side in (before, after):
+        finished.append([record for record in side if record.prompt.id not in truncated])
+    return finished
 
 
 def change(sides: Sequence[Records], figure: str, head: str) -> Iterator[str]:
-    """One line, where the figure applies to both sides."""
+    """Line of a change, if the figure applies to both sides."""
     values = [values_of(side).get(figure) for side in sides]
     if values[0] is None or values[1] is None or not values[0] or not values[1]:
         return
-    d = rate_difference(by_question(values[0]), by_question(values[1]))
-    a, b, difference, low, high = (100 * x for x in (d.a, d.b, d.difference, d.low, d.high))
-    interval = f"{difference:+.1f} ({low:+.1f} … {high:+.1f})".translate(SIGNS)
-    cut = " → ".join(f"{100 * share(side):.1f}" for side in sides)
-    yield f"{head} | {a:.1f} → {b:.1f} | {interval} | {cut} | {d.questions} |"
+    rates = rate_difference(by_question(values[0]), by_question(values[1]))
+    bounds = f"{100 * rates.low:+.1f} … {100 * rates.high:+.1f}"
+    interval = f"{100 * rates.difference:+.1f} ({bounds})".translate(SIGNS)
+    truncated = " → ".join(f"{100 * truncated_share(side):.1f}" for side in sides)
+    sides_text = f"{100 * rates.a:.1f} → {100 * rates.b:.1f}"
+    yield f"{head} | {sides_text} | {interval} | {truncated} | {rates.questions} |"
 
 
-def share(records: Records) -> float:
-    """Of the answers, those that a limit cut off."""
+def truncated_share(records: Records) -> float:
+    """Share of the answers that a limit cut off."""
     return sum(record.completion.truncated for record in records) / len(records)
 
 

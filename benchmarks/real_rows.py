@@ -48,11 +48,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
-    given = parser.parse_args()
-    tasks = write_calls(given.data / "bfcl_nonlive.jsonl", given.out)
-    write_maths(given.data / "gsm8k_train.jsonl", given.out, tools=[t["tools"] for t in tasks])
-    copy_conversations(given.data / "lf_glaive_toolcall_en.jsonl", given.out)
-    write_puzzles(given.out)
+    options = parser.parse_args()
+    tasks = write_calls(options.data / "bfcl_nonlive.jsonl", options.out)
+    tools = [task["tools"] for task in tasks]
+    write_maths(options.data / "gsm8k_train.jsonl", options.out, tools=tools)
+    copy_conversations(options.data / "lf_glaive_toolcall_en.jsonl", options.out)
+    write_puzzles(options.out)
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -73,7 +74,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
 
 
 def is_held_out(key: str) -> bool:
-    """Whether a question is kept from all training."""
+    """True if a question is kept from all training."""
     return unit(SEED, "held out", key) < HELD_OUT
 
 
@@ -115,24 +116,27 @@ def call_task(row: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def call_of(answer: Mapping[str, Mapping[str, list[Any]]]) -> dict[str, Any] | None:
-    """One call: the first value of each argument, what else is right, what may be left out."""
+    """Gold of a call: its arguments, the values that are right too, the optional arguments.
+
+    None where a value is an object.
+    """
     ((name, arguments),) = answer.items()
-    first: dict[str, Any] = {}
+    gold: dict[str, Any] = {}
     accepts: dict[str, list[Any]] = {}
     optional: list[str] = []
     for argument, values in arguments.items():
         # an empty text among the values says that the argument may be left out
-        given = [value for value in values if value != ""]
-        if any(isinstance(value, dict) for value in flat(given)):
+        right_values = [value for value in values if value != ""]
+        if any(isinstance(value, dict) for value in flat(right_values)):
             return None  # the values inside are lists of alternatives again
-        if len(given) < len(values):
+        if len(right_values) < len(values):
             optional.append(argument)
-        if not given:
+        if not right_values:
             continue
-        accepts[argument] = given
+        accepts[argument] = right_values
         if argument not in optional:
-            first[argument] = given[0]
-    return {"name": name, "arguments": first, "accepts": accepts, "optional": optional}
+            gold[argument] = right_values[0]
+    return {"name": name, "arguments": gold, "accepts": accepts, "optional": optional}
 
 
 def flat(values: Iterable[Any]) -> Iterator[Any]:
@@ -157,11 +161,11 @@ def with_json_types(schema: Any) -> Any:
         return [with_json_types(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    named = {key: with_json_types(value) for key, value in schema.items()}
-    kind = named.get("type")
+    converted = {key: with_json_types(value) for key, value in schema.items()}
+    kind = converted.get("type")
     if isinstance(kind, str):
-        named["type"] = _SCHEMA_TYPES.get(kind.lower(), kind)
-    return named
+        converted["type"] = _SCHEMA_TYPES.get(kind.lower(), kind)
+    return converted
 
 
 def call_conversation(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,7 +243,7 @@ def write_puzzles(out: Path) -> None:
 
 
 def puzzle_row(item: Mapping[str, Any]) -> dict[str, Any]:
-    """One task of the environment `reasoning_gym`, asked for in the box of the maths rows."""
+    """Task of the environment `reasoning_gym`, with the box that the maths rows request."""
     return {
         "environment": "reasoning_gym",
         "question": item["question"] + BOX,

@@ -1,4 +1,4 @@
-"""How often verifiers accept what is wrong and refuse what is right, by environment.
+"""Wrong answers that verifiers accept and right ones that they refuse, by environment.
 
     python benchmarks/red_team.py [--tasks 60] [--half second] [--seed 1] [environment …]
 
@@ -39,7 +39,7 @@ AT_ONCE = 64
 
 
 async def measure(name: str, *, tasks: int, half: str, seed: int) -> None:
-    """One environment's line, and the attacks that its verifier is wrong about."""
+    """Print an environment's line, and the attacks that its verifier is wrong about."""
     environment = ENVIRONMENTS[name]()
     generated = rows(name, seed=seed, count=tasks)
     if not generated:
@@ -51,10 +51,12 @@ async def measure(name: str, *, tasks: int, half: str, seed: int) -> None:
         for prompt, attack in attacks_on(environment, admitted.prompts, seed)
         if half_of(attack.form) in HALVES[half]
     ]
-    gate, mistakes = asyncio.Semaphore(AT_ONCE), defaultdict[str, list[str]](list)
-    counts, unscored = Counter[tuple[bool, str]](), Counter[str]()
+    gate = asyncio.Semaphore(AT_ONCE)
+    mistakes = defaultdict[str, list[str]](list)
+    counts = Counter[tuple[bool, str]]()
+    unscored = Counter[str]()
 
-    async def one(prompt: Prompt, attack: Attack) -> None:
+    async def verify(prompt: Prompt, attack: Attack) -> None:
         async with gate:
             completion = await replay(environment, prompt, attack.script)
             score = await environment.verify(prompt, completion)
@@ -64,11 +66,13 @@ async def measure(name: str, *, tasks: int, half: str, seed: int) -> None:
         passed = environment.passes(score)
         counts[attack.right, "passed" if passed else "refused"] += 1
         if passed != attack.right:
-            told = f"{prompt.gold!r:.60} {attack.script[0].content!r:.90} {score.explanation:.90}"
-            mistakes[f"{'refused' if attack.right else 'ACCEPTED'}: {attack.form}"].append(told)
+            answer = attack.script[0].content
+            verdict = "refused" if attack.right else "ACCEPTED"
+            example = f"{prompt.gold!r:.60} {answer!r:.90} {score.explanation:.90}"
+            mistakes[f"{verdict}: {attack.form}"].append(example)
 
     start = time.monotonic()
-    await asyncio.gather(*(one(*each) for each in chosen))
+    await asyncio.gather(*(verify(prompt, attack) for prompt, attack in chosen))
     seconds = time.monotonic() - start
     wrong = (counts[False, "passed"], counts[False, "passed"] + counts[False, "refused"])
     right = (counts[True, "refused"], counts[True, "passed"] + counts[True, "refused"])
@@ -77,15 +81,17 @@ async def measure(name: str, *, tasks: int, half: str, seed: int) -> None:
         f"{sum(unscored.values())} | {len(chosen) / seconds:.0f}/s |",
         flush=True,
     )
-    for form, told in sorted(mistakes.items()):
-        print(f"    {len(told)} × {form}: {told[0]}")
+    for form, examples in sorted(mistakes.items()):
+        print(f"    {len(examples)} × {form}: {examples[0]}")
     for kind, number in unscored.most_common(6):
         print(f"    {number} × unscored: {kind}")
 
 
 def half_of(form: str) -> int:
-    """0 or 1 by a checksum; 2 and 3 for the forms that were written after a hardening; 4 or 5 by a
-    checksum for the right answers, 6 or 7 for tricks."""
+    """Half of a form: 0 or 1 by a checksum, 2 and 3 for those written after a hardening.
+
+    Right answers have 4 or 5, tricks 6 or 7, by a checksum.
+    """
     if form.startswith(RIGHT_FORM):
         return 4 + zlib.crc32(form.removeprefix(RIGHT_FORM).encode()) % 2
     if form.startswith(TRICK):
@@ -95,12 +101,12 @@ def half_of(form: str) -> int:
     return zlib.crc32(form.encode()) % 2
 
 
-def rate(number: int, of: int) -> str:
-    """A count and its share with a 95 % interval."""
-    if not of:
+def rate(count: int, total: int) -> str:
+    """Text of a count and its share with a 95 % interval."""
+    if not total:
         return "–"
-    low, high = wilson(number / of, of)
-    return f"{number} of {of}: {number / of:.2%} [{low:.2%}, {high:.2%}]"
+    low, high = wilson(count / total, total)
+    return f"{count} of {total}: {count / total:.2%} [{low:.2%}, {high:.2%}]"
 
 
 def main() -> None:

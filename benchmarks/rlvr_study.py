@@ -52,10 +52,10 @@ class Arm:
     """Runs that differ in their seed.
 
     Attributes:
-        checkpoint: there already, of the quickstart.
+        checkpoint: name of a checkpoint of the quickstart; such an arm is not trained.
         start: the quickstart's model, or a run of the study; None: the recipe's own, from scratch.
         own_profile: the domains of a smaller profile that the runs have in common.
-        bits: the weights of linear layers have while rollouts are sampled; None: as in training.
+        bits: bits of the weights of linear layers while rollouts are sampled; None: as in training.
     """
 
     overrides: tuple[str, ...] = ()
@@ -72,12 +72,9 @@ SFT_ON = (
     "model.config=null", "keep_epochs=[]", "trainer.eval_strategy=no", "trainer.max_steps=1200",
 )  # fmt: skip
 LIMIT = "sampling.max_tokens=48"
-# between rollouts of BITS and training
-OFF, TRUNCATE = "loss.importance.sequence_limit=1.0e+9", "loss.importance.outside=truncate"
-SEQUENCE_MASKED = (
-    TRUNCATE, OFF, "loss.importance.token_low=0.0", "loss.importance.geometric_low=0.9",
-    "loss.importance.geometric_high=1.1",
-)  # fmt: skip
+# importance sampling between rollouts of BITS and training
+NO_SEQUENCE_LIMIT = "loss.importance.sequence_limit=1.0e+9"
+TRUNCATE = "loss.importance.outside=truncate"
 BITS = 3
 HYBRID = {
     "model_type": "nemotron_h", "hidden_size": 96, "intermediate_size": 192,
@@ -113,8 +110,7 @@ ARMS = {
     "no_call_reward": Arm(("domains.no_call.ratio=0.25",), own_profile=(*DOMAINS, "no_call")),
     "uncorrected": Arm(("loss.importance=null",), bits=BITS),
     "token_masked": Arm(bits=BITS),  # the recipe's
-    "sequence_masked": Arm(SEQUENCE_MASKED, bits=BITS),
-    "truncated": Arm((TRUNCATE, OFF, "loss.importance.token_low=0.2"), bits=BITS),
+    "truncated": Arm((TRUNCATE, NO_SEQUENCE_LIMIT, "loss.importance.token_low=0.2"), bits=BITS),
     "hybrid": Arm(HYBRID_SFT, 1, "sft", start=None),
     "router_frozen": Arm(**OF_HYBRID),  # the recipe's
     "router_trained": Arm(("moe.freeze_router=false",), **OF_HYBRID),
@@ -143,7 +139,7 @@ EXPERIMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "overlong": (("limit_masked", "limit_trained", "Gaussian"), ("easy", "hard")),
     "online": (("Gaussian", "dynamic_sampling", "difficulty_pools"), ("easy", "hard")),
     "importance": (
-        ("uncorrected", "token_masked", "sequence_masked", "truncated", "Gaussian"),
+        ("uncorrected", "token_masked", "truncated", "Gaussian"),
         ("easy", "hard"),
     ),
     "router": (("router_trained", "router_frozen", "hybrid"), ("easy", "hard", *FAMILIES)),
@@ -167,10 +163,14 @@ class NoCall:
         return [None for _ in prompts]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        return [before_reading(one) or Score(float(_answered(one)), None, "") for one in attempts]
+        scores: list[Score] = []
+        for attempt in attempts:
+            failure = before_reading(attempt)
+            scores.append(failure or Score(float(_answers_without_call(attempt)), None, ""))
+        return scores
 
 
-def _answered(attempt: Attempt) -> bool:
+def _answers_without_call(attempt: Attempt) -> bool:
     called = detect_in_completion(attempt.completion, attempt.prompt).any
     return bool(attempt.completion.answer.strip()) and not called
 
@@ -179,100 +179,134 @@ class Study:
     """The runs below `out`, from the quickstart's artifacts in `base`."""
 
     def __init__(self, base: Path, out: Path, seeds: int) -> None:
-        self.base, self.out, self.seeds = base, out, seeds
+        self.base = base
+        self.out = out
+        self.seeds = seeds
 
     def names(self, arm: str) -> list[str]:
-        """Of an arm's runs, a run a seed."""
+        """Names of an arm's runs, a run a seed."""
         if ARMS[arm].checkpoint is not None:
             return [arm]
         return [f"{arm}-{seed}" for seed in range(min(self.seeds, ARMS[arm].seeds))]
 
     def run(self, arms: Iterable[str]) -> None:
-        """Train and evaluate what is missing, every arm's first seed first. A run is one process:
-        importing torch costs as much as half an evaluation."""
+        """Train and evaluate what is missing, every arm's first seed first.
+
+        A run is one process: importing torch costs as much as half an evaluation.
+        """
         jobs = [(seed, arm, name) for arm in arms for seed, name in enumerate(self.names(arm))]
         # other arms start from a run of SFT
         for seed, arm, name in sorted(jobs, key=lambda job: (job[0], ARMS[job[1]].stage != "sft")):
             if (self.out / "eval" / name / MANIFEST).is_file():
                 continue
             print(time.strftime("%H:%M:%S"), name, flush=True)
-            log, cpu = self.out / f"log/{name}.log", self.out / f"cpu/{name}.json"
-            for path in (log, cpu):
+            log_path = self.out / f"log/{name}.log"
+            cpu_path = self.out / f"cpu/{name}.json"
+            for path in (log_path, cpu_path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-            job = [JOB, json.dumps(self._commands(ARMS[arm], name, seed)), str(cpu)]
-            job += [str(ARMS[arm].bits)] if ARMS[arm].bits else []
-            with log.open("a") as to:
-                subprocess.run([sys.executable, __file__, *job], check=True, stdout=to, stderr=to)
+            job = [JOB, json.dumps(self._commands(ARMS[arm], name, seed)), str(cpu_path)]
+            if ARMS[arm].bits:
+                job.append(str(ARMS[arm].bits))
+            command = [sys.executable, __file__, *job]
+            with log_path.open("a") as log:
+                subprocess.run(command, check=True, stdout=log, stderr=log)
 
     def _commands(self, arm: Arm, name: str, seed: int) -> list[list[str]]:
+        """Commands of a run: stage, recipe and overrides of each."""
         if arm.checkpoint is not None:
             return [self._evaluation(self.base / arm.checkpoint, name)]
-        own = [f"out={self.out / name}", f"seed={seed}", *arm.overrides]
-        commands = list[list[str]]()
+        overrides = [f"out={self.out / name}", f"seed={seed}", *arm.overrides]
+        commands: list[list[str]] = []
         start = self.base / "sft" if arm.start == "sft" else self.out / str(arm.start)
         if arm.start is not None:
-            own.append(f"model.path={start}")
+            overrides.append(f"model.path={start}")
         if arm.stage == "sft":
-            own.append(f"data={self.base}/sft_data")
+            overrides.append(f"data={self.base}/sft_data")
         else:
             profile = self.base / "profile"
             if arm.own_profile:
                 profile = self.out / f"{PROFILE}{'-'.join((start.name, *arm.own_profile))}"
                 commands.append(self._profile(profile, start, arm.own_profile))
-            own += [f"pass_rates={profile}", f"trainer.max_steps={STEPS}", "max_epochs=20"]
-        commands.append([arm.stage, arm.stage, *own])
+            overrides += [f"pass_rates={profile}", f"trainer.max_steps={STEPS}", "max_epochs=20"]
+        commands.append([arm.stage, arm.stage, *overrides])
         return [*commands, self._evaluation(self.out / name, name)]
 
     def _profile(self, out: Path, checkpoint: Path, domains: Sequence[str]) -> list[str]:
-        """Fewer prompts than profile.yaml has, and look-ups that no call can answer."""
+        """Command of a profile of fewer prompts than profile.yaml has, and of look-ups that no
+        call can answer."""
         counts = {"maths": 250, "logs": 180, "steps": 150}
-        prompts = {f: self._prompts(f, f"train/{f}", most=2, count=n) for f, n in counts.items()}
-        prompts["lookups"] = self._prompts(
-            "lookups", "train/lookups", tools=True, most=1, count=100
+        sources: dict[str, dict[str, Any]] = {}
+        for family, count in counts.items():
+            sources[family] = self._source(family, f"train/{family}", hardest=2, count=count)
+        sources["lookups"] = self._source(
+            "lookups", "train/lookups", tools=True, hardest=1, count=100
         )
-        no_call = self._prompts("no_call", "train/lookups", count=300)
-        prompts["no_call"] = no_call | {"grader": "no_call"}
-        own = given([prompts[domain] for domain in domains], 0.9)
-        return ["profile_prompts", "profile", f"out={out}", f"checkpoint={checkpoint}", *own]
+        no_call = self._source("no_call", "train/lookups", count=300)
+        sources["no_call"] = no_call | {"grader": "no_call"}
+        prompts = prompt_overrides([sources[domain] for domain in domains], thinking=0.9)
+        return ["profile_prompts", "profile", f"out={out}", f"checkpoint={checkpoint}", *prompts]
 
     def _evaluation(self, checkpoint: Path, name: str) -> list[str]:
-        prompts = [
-            *(self._prompts(f"{f}-easy", f"heldout/{f}", most=2) for f in FAMILIES),
-            *(self._prompts(f"{f}-hard", f"heldout/{f}", least=3) for f in FAMILIES),
-            self._prompts("lookups", "heldout/lookups", tools=True, most=1, count=200),
-            self._prompts("no_tools", "heldout/lookups", count=300),
+        """Command of the evaluation of a checkpoint on held-out questions."""
+        sources = [
+            *(
+                self._source(f"{family}-easy", f"heldout/{family}", hardest=2)
+                for family in FAMILIES
+            ),
+            *(
+                self._source(f"{family}-hard", f"heldout/{family}", easiest=3)
+                for family in FAMILIES
+            ),
+            self._source("lookups", "heldout/lookups", tools=True, hardest=1, count=200),
+            self._source("no_tools", "heldout/lookups", count=300),
         ]
-        others = [f"checkpoints.{other}=null" for other in ("rlvr", "rlhf", "rlvr_second")]
-        own = [f"out={self.out}/eval/{name}", f"checkpoints.sft={checkpoint}"]
-        return ["eval", "eval_rlvr", *own, *others, *given(prompts, 1.0)]
+        overrides = [f"out={self.out}/eval/{name}", f"checkpoints.sft={checkpoint}"]
+        # the recipe's other checkpoints
+        overrides += [f"checkpoints.{trained}=null" for trained in ("rlvr", "rlhf", "rlvr_second")]
+        return ["eval", "eval_rlvr", *overrides, *prompt_overrides(sources, thinking=1.0)]
 
-    def _prompts(
-        self, name: str, file: str, *, tools: bool = False, least: int = 1, most: int = 4,
+    def _source(
+        self,
+        name: str,
+        file: str,
+        *,
+        tools: bool = False,
+        easiest: int = 1,
+        hardest: int = 4,
         count: int | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        """A source of the tiny world; `least` and `most` are difficulties."""
-        where = {"metadata.difficulty": {"ge": least, "le": most}, "metadata.turns": 1}
-        where["metadata.with_tools"] = tools
+    ) -> dict[str, Any]:
+        """Source of prompts of the tiny world, of the difficulties from `easiest` to `hardest`."""
+        conditions = {
+            "metadata.difficulty": {"ge": easiest, "le": hardest},
+            "metadata.turns": 1,
+            "metadata.with_tools": tools,
+        }
         path = f"{self.base}/world/{file}.jsonl"
-        return {"name": name, "format": "tiny_world", "path": path, "where": where, "count": count}
+        source = {"name": name, "format": "tiny_world", "path": path, "where": conditions}
+        return source | {"count": count}
 
     def finished(self, arm: str) -> list[Path]:
-        """The evaluations of an arm."""
+        """Folders of an arm's finished evaluations."""
         paths = [self.out / "eval" / name for name in self.names(arm)]
         return [path for path in paths if (path / MANIFEST).is_file()]
 
     def table(self, experiment: str) -> str:
-        """What the runs that are there show; distances are from the experiment's first arm."""
+        """Table of the finished runs; distances are from the experiment's first arm."""
         arms, figures = EXPERIMENTS[experiment]
-        head = ["figure, %", "arm", "CPU s", "95 % over questions", "each seed",
-                f"− {arms[0]}, over questions", "over seeds"]  # fmt: skip
-        rows = list[list[str]]()
+        head = ["figure, %", "arm", "CPU s", "95 % over questions", "each seed"]
+        head += [f"− {arms[0]}, over questions", "over seeds"]
+        rows: list[list[str]] = []
         for figure, arm in itertools.product(figures, arms):
-            if runs := self.finished(arm):
-                cpu = [json.loads((self.out / f"cpu/{run.name}.json").read_text()) for run in runs]
-                spent = statistics.median(one.get(ARMS[arm].stage, 0.0) for one in cpu)
-                row = [figure, arm, f"{spent:.0f}" if spent else ""]
-                rows.append([*row, *cells(runs, self.finished(arms[0]), figure)])
+            runs = self.finished(arm)
+            if not runs:
+                continue
+            seconds: list[float] = []
+            for run in runs:
+                seconds_by_stage = json.loads((self.out / f"cpu/{run.name}.json").read_text())
+                seconds.append(seconds_by_stage.get(ARMS[arm].stage, 0.0))
+            median = statistics.median(seconds)
+            row = [figure, arm, f"{median:.0f}" if median else ""]
+            rows.append([*row, *cells(runs, self.finished(arms[0]), figure)])
         return as_table([head, *rows])
 
     def logged(self, experiment: str) -> str:
@@ -281,76 +315,100 @@ class Study:
         for arm in EXPERIMENTS[experiment][0]:
             runs = [self.out / name for name in self.names(arm)]
             runs = [run for run in runs if (run / MANIFEST).is_file()]
-            if ARMS[arm].stage == "rlvr" and runs:
-                logs = [read_log(run) for run in runs]
-                steps = [step for log in logs for step in log]
-                means = [f"{statistics.fmean(s[key] for s in steps):.4f}" if key in steps[0] else ""
-                         for key in LOGGED]  # fmt: skip
-                end = statistics.fmean(step["reward"] for log in logs for step in log[-5:])
-                start = ARMS[arm].start
-                moved = [] if start == "sft" else [self.moved(str(start), run) for run in runs]
-                rows.append([arm, *means, f"{end:.3f}", ", ".join(f"{m:.2f}" for m in moved)])
+            if ARMS[arm].stage != "rlvr" or not runs:
+                continue
+            logs = [read_log(run) for run in runs]
+            steps = list(itertools.chain.from_iterable(logs))
+            means: list[str] = []
+            for key in LOGGED:
+                mean = ""
+                if key in steps[0]:
+                    mean = f"{statistics.fmean(step[key] for step in steps):.4f}"
+                means.append(mean)
+            last_steps = itertools.chain.from_iterable(log[-5:] for log in logs)
+            last_reward = statistics.fmean(step["reward"] for step in last_steps)
+            start = ARMS[arm].start
+            changed: list[str] = []
+            if start != "sft":
+                changed = [f"{self.changed_experts(str(start), run):.2f}" for run in runs]
+            rows.append([arm, *means, f"{last_reward:.3f}", ", ".join(changed)])
         return as_table(rows)
 
-    def moved(self, start: str, run: Path) -> float:
-        """The share of tokens and layers, in %, whose experts are others than at the start, in
-        every twentieth held-out answer from before."""
+    def changed_experts(self, start: str, run: Path) -> float:
+        """Share of tokens and layers, in %, whose experts are others than at the start.
+
+        Read are the tokens of every twentieth held-out answer of the model at the start.
+        """
         from rlvr_study_models import chosen_experts
 
         [records] = read_run(self.out / "eval" / start)[1].values()
-        texts = tuple((*(r.completion.prompt_ids or ()), *(r.completion.steps[0].ids or ()))
-                      for r in records[::20])  # fmt: skip
-        before, after = (chosen_experts(model, texts) for model in (self.out / start, run))
+        texts: list[tuple[int, ...]] = []
+        for record in records[::20]:
+            prompt_ids = record.completion.prompt_ids or ()
+            texts.append((*prompt_ids, *(record.completion.steps[0].ids or ())))
+        before, after = (chosen_experts(model, tuple(texts)) for model in (self.out / start, run))
         return 100 * float((before != after).any(-1).double().mean())
 
 
 def as_table(rows: Sequence[Sequence[str]]) -> str:
-    head, *others = rows
-    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *others])
+    """Markdown table; the first row is its head."""
+    head, *body = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in [head, ["---"] * len(head), *body])
 
 
 def read_log(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
-def given(prompts: Sequence[dict[str, Any]], thinking: float) -> list[str]:
-    """Prompts, and the settings of recipes/tiny/profile.yaml and eval_rlvr.yaml for them."""
-    plain = [prompt["name"] for prompt in prompts if prompt["name"] != "lookups"]
+def prompt_overrides(sources: Sequence[dict[str, Any]], *, thinking: float) -> list[str]:
+    """Overrides for these prompts, with the settings of recipes/tiny/profile.yaml."""
+    without_tools = [source["name"] for source in sources if source["name"] != "lookups"]
     settings = [
-        {"name": "plain", "thinking": thinking, "sources": plain},
+        {"name": "plain", "thinking": thinking, "sources": without_tools},
         {"name": "tools", "thinking": thinking, "sources": ["lookups"], "tools": "given"},
     ]
-    return [f"prompts={json.dumps(prompts)}", f"settings={json.dumps(settings)}"]
+    return [f"prompts={json.dumps(sources)}", f"settings={json.dumps(settings)}"]
 
 
 @functools.cache
 def values(run: Path, figure: str) -> Values:
-    """A figure of a run's completions, each with its question."""
-    (tasks, name), [records] = FIGURES[figure], read_run(run)[1].values()
-    return values_of([r for r in records if r.prompt.source in tasks])[name]
+    """Values of a figure of a run's completions, each with its question."""
+    tasks, name = FIGURES[figure]
+    [records] = read_run(run)[1].values()
+    return values_of([record for record in records if record.prompt.source in tasks])[name]
 
 
 def cells(runs: Sequence[Path], base: Sequence[Path], figure: str) -> list[str]:
-    """A figure with its interval over questions, each seed's, and its distance from `base`."""
-    own, others = ([values(run, figure) for run in side] for side in (runs, base))
-    pooled = by_question([value for run in own for value in run])
-    share = rate([value for run in own for value in run])
+    """Table cells of a figure: interval over questions, each seed's, and distances from `base`."""
+    values_by_run = [values(run, figure) for run in runs]
+    pooled = list(itertools.chain.from_iterable(values_by_run))
+    share = rate(pooled)
     assert share is not None, "every column has questions"
-    each = [100 * statistics.fmean(value for value, _ in run) for run in own]
+    seed_means = [_percent_mean(run_values) for run_values in values_by_run]
     row = [f"{100 * share.value:.1f} ({100 * share.low:.1f}–{100 * share.high:.1f})"]
-    row.append(", ".join(f"{value:.1f}" for value in each) if len(each) > 1 else "")
-    if runs == base or not others:
+    row.append(", ".join(f"{mean:.1f}" for mean in seed_means) if len(runs) > 1 else "")
+    if runs == base or not base:
         return [*row, "", ""]
-    changes = shared_changes(by_question([v for run in others for v in run]), pooled)
+    base_values = [values(run, figure) for run in base]
+    pooled_base = list(itertools.chain.from_iterable(base_values))
+    changes = shared_changes(by_question(pooled_base), by_question(pooled))
     low, high = changes.interval()
     row.append(f"{100 * changes.each.mean():+.1f} ({100 * low:+.1f} … {100 * high:+.1f})")
-    before = [100 * statistics.fmean(value for value, _ in run) for run in others]
-    before *= len(each) if len(before) == 1 else 1  # a checkpoint without seeds
-    apart = [after - one for one, after in zip(before, each, strict=False)]
-    if len(apart) < 3:
+    base_means = [_percent_mean(run_values) for run_values in base_values]
+    if len(base_means) == 1:  # a checkpoint without seeds
+        base_means *= len(seed_means)
+    differences = [
+        mean - base_mean for base_mean, mean in zip(base_means, seed_means, strict=False)
+    ]
+    n = len(differences)
+    if n < 3:
         return [*row, ""]
-    half = float(stats.t.ppf(0.975, len(apart) - 1)) * statistics.stdev(apart)
-    return [*row, f"{statistics.fmean(apart):+.1f} ± {half / math.sqrt(len(apart)):.1f}"]
+    half_width = float(stats.t.ppf(0.975, n - 1)) * statistics.stdev(differences) / math.sqrt(n)
+    return [*row, f"{statistics.fmean(differences):+.1f} ± {half_width:.1f}"]
+
+
+def _percent_mean(run_values: Values) -> float:
+    return 100 * statistics.fmean(value for value, _ in run_values)
 
 
 def work(commands: Sequence[Sequence[str]], cpu: Path, bits: int | None = None) -> None:
@@ -362,13 +420,13 @@ def work(commands: Sequence[Sequence[str]], cpu: Path, bits: int | None = None) 
         from posttrain.training.rl.trainer import ENGINES
 
         ENGINES["in_process"] = functools.partial(RoundedRollouts, bits=bits)
-    spent: dict[str, float] = json.loads(cpu.read_text()) if cpu.is_file() else {}
-    for stage, recipe, *given in commands:
-        begun = time.process_time()
-        sys.argv = [stage, "--config", f"tiny/{recipe}", *given]
+    seconds: dict[str, float] = json.loads(cpu.read_text()) if cpu.is_file() else {}
+    for stage, recipe, *overrides in commands:
+        start = time.process_time()
+        sys.argv = [stage, "--config", f"tiny/{recipe}", *overrides]
         runpy.run_path(str(ROOT / f"scripts/{stage}.py"), run_name="__main__")
-        spent[stage] = spent.get(stage, 0.0) + time.process_time() - begun
-        atomic_write_json(cpu, spent)
+        seconds[stage] = seconds.get(stage, 0.0) + time.process_time() - start
+        atomic_write_json(cpu, seconds)
 
 
 def main() -> None:
@@ -385,9 +443,9 @@ def main() -> None:
     for path in (options.base / "profile", *sorted(options.out.glob(f"{PROFILE}*"))):
         print(path)
         profile = read_artifact(path, kind="pass_rates", verify=False)
-        for source, own in profile.stats["rates"].items():
-            share = own["passes"] / own["scored"]
-            print(f"{source:<8} passes {share:.3f}  buckets {own['buckets']}")
+        for source, rates in profile.stats["rates"].items():
+            share = rates["passes"] / rates["scored"]
+            print(f"{source:<8} passes {share:.3f}  buckets {rates['buckets']}")
     for name in options.experiments:
         print(f"\n{name}\n\n{study.table(name)}\n\n{study.logged(name)}")
 

@@ -18,18 +18,17 @@ import argparse
 import itertools
 import json
 import random
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from shapes import SHAPES, random_model
+from shapes import SHAPES, peak_gib, random_model, write_figures
 from transformers import (
     AutoModelForCausalLM,
     ContinuousBatchingConfig,
@@ -48,17 +47,17 @@ from posttrain.sampling.open import rendering_of
 from posttrain.sampling.sampler import EngineRequest, seed_of
 from posttrain.tokens.renderer import renderer_of
 from posttrain.tokens.tokenizer import encoder_of
-from posttrain.versions import package_versions
 from tests.models.tiny import TINY_ATTENTION, TINY_HYBRID
 
 Ids = tuple[int, ...]
 TINY = {"attention": TINY_ATTENTION, "hybrid": TINY_HYBRID}
-VOCABULARY, STOP = 1024, 2
+VOCABULARY = 1024
+STOP = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What every arm is asked: prompts, some of them several times."""
+    """Requests of all arms: prompts, some of them several times, and their limits."""
 
     prompts: list[Ids]
     stops: tuple[int, ...]
@@ -68,7 +67,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One arm. `cpu_seconds` tell more than `seconds` where other work shares the processor."""
+    """Figures of one arm.
+
+    `cpu_seconds` tell more than `seconds` where other work shares the processor.
+    """
 
     arm: str
     tokens: int
@@ -80,6 +82,10 @@ class Result:
     @property
     def speed(self) -> float:
         return self.tokens / self.seconds
+
+    @property
+    def cpu_speed(self) -> float:
+        return self.tokens / self.cpu_seconds
 
 
 def make_model(shape: str) -> PreTrainedModel:
@@ -100,7 +106,7 @@ def make_model(shape: str) -> PreTrainedModel:
 
 
 def random_prompts(count: int) -> list[Ids]:
-    """Of 40 to 80 tokens."""
+    """Prompts of 40 to 80 random tokens."""
     rng = random.Random(0)
     lengths = [rng.randint(40, 80) for _ in range(count)]
     return [tuple(rng.randrange(3, VOCABULARY) for _ in range(length)) for length in lengths]
@@ -135,17 +141,18 @@ def read_prompts(file: Path, checkpoint: str, count: int) -> list[Ids]:
 
 
 def ours(model: PreTrainedModel, load: Load) -> list[int]:
-    """Lengths of the completions."""
+    """Decode with the in-process backend. Returns the lengths of the completions."""
     parameters = Parameters(max_tokens=load.max_tokens)
-    asked = [
+    requests = [
         EngineRequest(ids, parameters, seed_of(0, k), load.stops)
         for k, ids in enumerate(load.prompts)
     ]
-    return [len(one.ids) for one in decode(model, asked, batch_size=load.batch_size)]
+    generations = decode(model, requests, batch_size=load.batch_size)
+    return [len(generation.ids) for generation in generations]
 
 
 def plain_generate(model: PreTrainedModel, load: Load) -> list[int]:
-    """Batches padded on the left, each as long as its longest completion."""
+    """Decode batches padded on the left, each as long as its longest completion."""
     lengths: list[int] = []
     for start in range(0, len(load.prompts), load.batch_size):
         batch = load.prompts[start : start + load.batch_size]
@@ -154,13 +161,13 @@ def plain_generate(model: PreTrainedModel, load: Load) -> list[int]:
         pads = torch.tensor([[width - len(p)] for p in batch], device=model.device)
         mask = (torch.arange(width, device=model.device) >= pads).long()
         generate: Any = model.generate
-        out = generate(ids, attention_mask=mask, generation_config=generation(load))
-        lengths += [written(row, load.stops) for row in out[:, width:].tolist()]
+        out = generate(ids, attention_mask=mask, generation_config=generation_config(load))
+        lengths += [length_to_stop(row, load.stops) for row in out[:, width:].tolist()]
     return lengths
 
 
 def continuous(model: PreTrainedModel, load: Load) -> list[int]:
-    """transformers' continuous batching; on a CPU its memory has to be named."""
+    """Decode with transformers' continuous batching; on a CPU its memory has to be named."""
     config = ContinuousBatchingConfig(seed=0, max_requests_per_batch=load.batch_size)
     if model.device.type == "cpu":
         longest = max(map(len, load.prompts)) + load.max_tokens
@@ -170,15 +177,16 @@ def continuous(model: PreTrainedModel, load: Load) -> list[int]:
     run: Any = model
     out = run.generate_batch(
         [list(ids) for ids in load.prompts],
-        generation_config=generation(load),
+        generation_config=generation_config(load),
         continuous_batching_config=config,
     )
-    assert all(one.generated_tokens for one in out.values()), "continuous batching failed"
-    assert len(out) == len(load.prompts), "continuous batching lost requests"
-    return [written(one.generated_tokens, load.stops) for one in out.values()]
+    completions = [output.generated_tokens for output in out.values()]
+    assert all(completions), "continuous batching failed"
+    assert len(completions) == len(load.prompts), "continuous batching lost requests"
+    return [length_to_stop(ids, load.stops) for ids in completions]
 
 
-def generation(load: Load) -> GenerationConfig:
+def generation_config(load: Load) -> GenerationConfig:
     return GenerationConfig(
         do_sample=True,
         temperature=1.0,
@@ -189,8 +197,8 @@ def generation(load: Load) -> GenerationConfig:
     )
 
 
-def written(ids: Sequence[int], stops: Sequence[int]) -> int:
-    """Tokens up to the first stop, or all."""
+def length_to_stop(ids: Sequence[int], stops: Sequence[int]) -> int:
+    """Number of tokens up to the first stop, or of all."""
     return next((k + 1 for k, token in enumerate(ids) if token in stops), len(ids))
 
 
@@ -202,31 +210,31 @@ ARMS: dict[str, Callable[[PreTrainedModel, Load], list[int]]] = {
 
 
 def measure(arm: str, model: PreTrainedModel, load: Load) -> Result:
-    """One arm once, after a short warm-up."""
-    warm = Load(load.prompts[:4], load.stops, 4, load.batch_size)
-    ARMS[arm](model, warm)
+    """Run an arm once, after a short warm-up."""
+    warm_up = Load(load.prompts[:4], load.stops, 4, load.batch_size)
+    ARMS[arm](model, warm_up)
     torch.manual_seed(0)
     on_gpu = model.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    started, cpu = time.perf_counter(), time.process_time()
+    wall_start = time.perf_counter()
+    cpu_start = time.process_time()
     with torch.no_grad():  # continuous batching works outside inference mode only
         lengths = ARMS[arm](model, load)
     if on_gpu:
         torch.cuda.synchronize()
-    seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
-    return Result(arm, sum(lengths), seconds, cpu, sum(lengths) / len(lengths), peak_gib(on_gpu))
-
-
-def peak_gib(on_gpu: bool) -> float:
-    """On a CPU of the process so far: the first arm's is meaningful."""
-    if on_gpu:
-        return torch.cuda.max_memory_allocated() / (1 << 30)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+    return Result(
+        arm=arm,
+        tokens=sum(lengths),
+        seconds=time.perf_counter() - wall_start,
+        cpu_seconds=time.process_time() - cpu_start,
+        mean_length=sum(lengths) / len(lengths),
+        peak_gib=peak_gib(model.device),
+    )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--checkpoint", help="a directory or hub id; default: random weights")
     parser.add_argument("--model", help="a chat model: 32 uneven questions in place of --prompts")
@@ -245,52 +253,51 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure each arm; print a table, and write JSON if asked to."""
-    given = parse(argv)
-    if given.prompts and not given.checkpoint:
+    options = parse(argv)
+    if options.prompts and not options.checkpoint:
         sys.exit("--prompts are rendered with a checkpoint's template: give --checkpoint too")
-    if given.threads:
-        torch.set_num_threads(given.threads)
-    path = given.model or given.checkpoint
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    path = options.model or options.checkpoint
     if path is None:
-        model, stops = make_model(given.shape), (STOP,)
+        model = make_model(options.shape)
+        stops: tuple[int, ...] = (STOP,)
         models = dict.fromkeys(ARMS, model)
     else:
-        options = {"dtype": "auto", "device": "auto", "attention": "auto", "vocabulary": 0}
-        model = load_for_inference(path, **options)
+        loading = {"dtype": "auto", "device": "auto", "attention": "auto", "vocabulary": 0}
+        model = load_for_inference(path, **loading)
         stops = generation_stops(path, model)
-        plain: Any = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype)
-        models = {**dict.fromkeys(ARMS, plain.eval().to(model.device)), "ours": model}
-    samples = given.samples
-    if given.model:
-        distinct, samples = uneven_questions(given.model), 1
-    elif given.prompts:
-        distinct = read_prompts(given.prompts, given.checkpoint, given.count)
+        as_loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=model.dtype)
+        models = {**dict.fromkeys(ARMS, as_loaded.eval().to(model.device)), "ours": model}
+    samples = options.samples
+    if options.model:
+        distinct = uneven_questions(options.model)
+        samples = 1
+    elif options.prompts:
+        distinct = read_prompts(options.prompts, options.checkpoint, options.count)
     else:
-        distinct = random_prompts(given.count)
+        distinct = random_prompts(options.count)
     prompts = [ids for ids in distinct for _ in range(samples)]
-    load = Load(prompts, stops, given.max_tokens, given.batch_size)
+    load = Load(prompts, stops, options.max_tokens, options.batch_size)
     print(
         f"{len(prompts):,} completions of prompts of {min(map(len, prompts))} to "
-        f"{max(map(len, prompts))} tokens, batches of {given.batch_size}, {model.device}, "
+        f"{max(map(len, prompts))} tokens, batches of {options.batch_size}, {model.device}, "
         f"{model.dtype}, {torch.get_num_threads()} threads"
     )
-    arms = given.arms.split(",") * given.repeat
     results: list[Result] = []
-    for arm in arms:
-        one = measure(arm, models[arm], load)
-        results.append(one)
-        speed = one.tokens / one.cpu_seconds
-        first = results[0].tokens / results[0].cpu_seconds
+    for arm in options.arms.split(",") * options.repeat:
+        result = measure(arm, models[arm], load)
+        results.append(result)
+        reference = results[0]
+        cpu_ratio = result.cpu_speed / reference.cpu_speed
         print(
-            f"{one.arm:<12}{one.speed:>10,.0f} tokens/s {speed:>10,.1f} tokens/CPU-s "
-            f"{one.seconds:>8.1f} s  mean length {one.mean_length:.0f}  ratio "
-            f"{one.speed / results[0].speed:.2f}, of CPU {speed / first:.2f}  "
-            f"peak {one.peak_gib:.2f} GiB",
+            f"{arm:<12}{result.speed:>10,.0f} tokens/s {result.cpu_speed:>10,.1f} tokens/CPU-s "
+            f"{result.seconds:>8.1f} s  mean length {result.mean_length:.0f}  ratio "
+            f"{result.speed / reference.speed:.2f}, of CPU {cpu_ratio:.2f}  "
+            f"peak {result.peak_gib:.2f} GiB",
             flush=True,
         )
-    if given.out:
-        stats = {"versions": package_versions(), "arms": [asdict(one) for one in results]}
-        given.out.write_text(json.dumps(stats, indent=1) + "\n")
+    write_figures(options.out, results)
 
 
 if __name__ == "__main__":

@@ -38,13 +38,21 @@ from tests.data_builders.small_build import (
     write_rows,
 )
 
-_EVERY = 0.01  # seconds between looks at a build
+# a build of few rows in many parts
+_BUILD = """
+from data_builders.sft import build
+from scripts.build_sft import main
+
+build.PART_BYTES = 40_000
+main()
+"""
+_INTERVAL = 0.01  # seconds between looks at a build
 _PATIENCE = 60.0  # seconds that workers get to notice that nobody waits for them
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One kill: after how many CPU seconds, what was there, who was killed."""
+    """Kill of a build: CPU seconds before it, state of its directory, processes that it ended."""
 
     workers: int
     seconds: float
@@ -59,38 +67,38 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--markdown", type=Path, help="write the table there too")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        recipe = _recipe(folder, given.rows)
+        recipe = _recipe(folder, options.rows)
         lines = ["| workers | killed after CPU s | of | was there | killed |"]
         lines.append("|--:|--:|--:|---|---|")
-        whole: dict[str, str] | None = None
+        expected: dict[str, str] | None = None
         digest = ""
-        for workers in given.workers:
-            begun, whole_seconds, found = _undisturbed(folder, recipe, workers)
-            assert whole in (None, found), "the number of workers changed the bytes"
-            whole = found
-            rng = random.Random(f"{given.seed} {workers}")
-            number = tried = 0
-            while number < given.kills:
-                moment = rng.uniform(begun, whole_seconds)
-                out = folder / f"killed-{workers}-{tried}"
-                kill = _killed(recipe, out, workers, moment, whole_group=number % 2 == 0)
-                tried += 1
+        for workers in options.workers:
+            first_part, end, contents = _undisturbed(folder, recipe, workers)
+            assert expected in (None, contents), "the number of workers changed the bytes"
+            expected = contents
+            rng = random.Random(f"{options.seed} {workers}")
+            kills = attempts = 0
+            while kills < options.kills:
+                moment = rng.uniform(first_part, end)
+                out = folder / f"killed-{workers}-{attempts}"
+                kill = _killed(recipe, out, workers, moment, whole_group=kills % 2 == 0)
+                attempts += 1
                 if kill is None:  # quicker than the first: another moment
-                    whole_seconds = min(whole_seconds, moment)
+                    end = min(end, moment)
                     continue
-                number += 1
+                kills += 1
                 assert _run(recipe, out, workers).wait() == 0
-                assert _contents(out) == whole, f"other bytes after {kill}"
+                assert _contents(out) == expected, f"other bytes after {kill}"
                 digest = manifest(out)["digest"][:16]
-                lines.append(_line(kill, whole_seconds))
+                lines.append(_line(kill, end))
                 print(lines[-1], flush=True)
         lines += ["", f"All {len(lines) - 2} ended with digest {digest}."]
         print(lines[-1])
-    if given.markdown:
-        given.markdown.write_text("\n".join(lines) + "\n", "utf-8")
+    if options.markdown:
+        options.markdown.write_text("\n".join(lines) + "\n", "utf-8")
 
 
 def _recipe(folder: Path, rows: int) -> Path:
@@ -99,31 +107,25 @@ def _recipe(folder: Path, rows: int) -> Path:
         {"name": "reasoning", "path": str(write_rows(folder / "r.jsonl", reasoning_rows(rows)))},
         {"name": "plain", "path": str(write_rows(folder / "p.jsonl", [*plain, *plain[:9], {}]))},
     ]
-    return write_recipe(
-        folder,
-        sources=sources,
-        shards={"packs": 60},
-        write_dropped=True,
-        part_bytes=max(rows * 25, 20_000),
-    )
+    return write_recipe(folder, sources=sources, shards={"packs": 60}, write_dropped=True)
 
 
 def _undisturbed(folder: Path, recipe: Path, workers: int) -> tuple[float, float, dict[str, str]]:
-    """After how many CPU seconds a build has its first part, when it ends, and what it wrote."""
+    """CPU seconds of a build to its first part and to its end, and the files that it wrote."""
     out = folder / f"whole-{workers}"
     process = _run(recipe, out, workers)
-    begun = used = 0.0
+    first_part = seconds = 0.0
     while process.poll() is None:
-        used = max(used, cpu_seconds(process.pid))
-        if not begun and any(out.glob("work/parts/*/*/counts.json")):
-            begun = used
-        time.sleep(_EVERY)
+        seconds = max(seconds, cpu_seconds(process.pid))
+        if not first_part and any(out.glob("work/parts/*/*/counts.json")):
+            first_part = seconds
+        time.sleep(_INTERVAL)
     assert process.returncode == 0
-    return begun, used, _contents(out)
+    return first_part, seconds, _contents(out)
 
 
 def _run(recipe: Path, out: Path, workers: int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "scripts/build_sft.py", "--config", str(recipe)]
+    command = [sys.executable, "-c", _BUILD, "--config", str(recipe)]
     return subprocess.Popen(
         [*command, f"out={out}", f"workers={workers}"],
         cwd=ROOT,
@@ -140,7 +142,7 @@ def _killed(
     """Kill a build after some CPU seconds; None if all that counts was finished by then."""
     process = _run(recipe, out, workers)
     while process.poll() is None and cpu_seconds(process.pid) < moment:
-        time.sleep(_EVERY)
+        time.sleep(_INTERVAL)
     state = _state(out)
     if state == "finished":
         assert process.wait() == 0
@@ -156,9 +158,9 @@ def _killed(
 
 
 def _check_alone(group: int) -> None:
-    """No process of the killed build goes on for long."""
-    until = time.monotonic() + _PATIENCE
-    while time.monotonic() < until:
+    """Assert that no process of the killed build goes on for long."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
@@ -168,7 +170,7 @@ def _check_alone(group: int) -> None:
 
 
 def _state(out: Path) -> str:
-    """How far a build was, by what lies in its directory."""
+    """Progress of a build, by the files in its directory."""
     if (out / "manifest.json").is_file():
         return "finished"
     if (out / "tokenizer").is_dir():
@@ -180,26 +182,26 @@ def _state(out: Path) -> str:
 
 
 def _contents(out: Path) -> dict[str, str]:
-    """Every file of a finished build, by path, with a hash of its bytes."""
+    """Hash of the bytes of each file of a finished build, by path."""
     assert (out / "manifest.json").is_file(), f"{out} was not finished"
     assert json.loads((out / "manifest.json").read_text("utf-8"))["digest"]
     return {
-        str(path.relative_to(out)): hashlib.sha256(_told(path)).hexdigest()
+        str(path.relative_to(out)): hashlib.sha256(_compared_bytes(path)).hexdigest()
         for path in sorted(out.rglob("*"))
         if path.is_file()
     }
 
 
-def _told(path: Path) -> bytes:
-    """A file's bytes; a report is titled by its directory's name, which is not compared."""
+def _compared_bytes(path: Path) -> bytes:
+    """Bytes of a file; a report is titled by its directory's name, which is not compared."""
     if path.name != "report.html":
         return path.read_bytes()
     return path.read_bytes().replace(path.parent.name.encode(), b"out")
 
 
-def _line(kill: Kill, whole: float) -> str:
-    who = "all processes" if kill.whole_group else "the main process"
-    return f"| {kill.workers} | {kill.seconds:.1f} | {whole:.1f} | {kill.state} | {who} |"
+def _line(kill: Kill, end: float) -> str:
+    processes = "all processes" if kill.whole_group else "the main process"
+    return f"| {kill.workers} | {kill.seconds:.1f} | {end:.1f} | {kill.state} | {processes} |"
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import validate
 from posttrain.tokens.supervision import NO_MARKS, Flag
 
-_PART = 500_000  # rows
+_PART_ROWS = 500_000
 _NAMES = ("long", "short")
 _TEXT = json.dumps(["0" * 32, "MIT", "openai", "{}"]).encode()
-_EVERY = 0.2  # seconds between looks at the disk
+_INTERVAL = 0.2  # seconds between looks at the disk
 
 
 def main() -> None:
@@ -54,24 +54,27 @@ def main() -> None:
         shutil.rmtree(work, ignore_errors=True)
         _in_a_process(_write, work, rows, options.capacity)
         for name, step in (("plan", _plan), ("audit", _audit)):
-            found = _in_a_process(step, work, options.capacity)
-            base.setdefault(name, found["memory"])
+            result = _in_a_process(step, work, options.capacity)
+            base.setdefault(name, result["memory"])
             print(
-                f"| {rows:,} | {name} | {found['cpu']:.1f} | {found['memory'] / 1e6:,.0f} MB "
-                f"| {(found['memory'] - base[name]) / rows:.1f} | {found['disk'] / rows:.0f} "
-                f"| {found['made']} |",
+                f"| {rows:,} | {name} | {result['cpu']:.1f} | {result['memory'] / 1e6:,.0f} MB "
+                f"| {(result['memory'] - base[name]) / rows:.1f} | {result['disk'] / rows:.0f} "
+                f"| {result['summary']} |",
                 flush=True,
             )
         shutil.rmtree(work)
 
 
 def _in_a_process(step: Callable[..., Any], work: Path, *arguments: int) -> dict[str, Any]:
-    """Anew, so that its memory is its own; `disk` is what lay in its scratch folder at most."""
+    """Run a step in a process of its own, whose memory is the step's. Returns its result.
+
+    `disk` is the largest size of its scratch folder in bytes.
+    """
     process = multiprocessing.get_context("spawn").Process(target=step, args=(work, *arguments))
     process.start()
     disk = 0
     while process.exitcode is None:
-        process.join(_EVERY)
+        process.join(_INTERVAL)
         disk = max(disk, _size(_scratch(work, step)))
     assert process.exitcode == 0, f"it ended with {process.exitcode}"
     result = work / "result.json"
@@ -84,23 +87,23 @@ def _size(folder: Path) -> int:
         try:
             total += path.stat().st_size if path.is_file() else 0
         except FileNotFoundError:
-            continue  # it went while it was looked at
+            continue  # removed meanwhile
     return total
 
 
 def _write(work: Path, rows: int, capacity: int) -> None:
     random = np.random.default_rng(0)
     for source, share in zip(_NAMES, (0.6, 0.4), strict=True):
-        left, part = int(rows * share), 0
-        while left:
-            count = min(left, _PART)
+        source_rows = int(rows * share)
+        for part, start in enumerate(range(0, source_rows, _PART_ROWS)):
+            count = min(source_rows - start, _PART_ROWS)
             _write_part(work / source / f"{part:06d}", count, capacity, random)
-            left, part = left - count, part + 1
 
 
 def _write_part(folder: Path, count: int, capacity: int, random: np.random.Generator) -> None:
     folder.mkdir(parents=True)
-    records, sequences = np.zeros(count, RECORD), np.zeros(count, SEQUENCE)
+    records = np.zeros(count, RECORD)
+    sequences = np.zeros(count, SEQUENCE)
     sequences["length"] = np.clip(random.lognormal(7.5, 1.6, count), 50, capacity)
     sequences["trained"] = sequences["length"] // 2
     sequences["budget"] = -1
@@ -108,8 +111,10 @@ def _write_part(folder: Path, count: int, capacity: int, random: np.random.Gener
     sequences["at"] = np.cumsum(sequences["length"], dtype=np.int64) - sequences["length"]
     sequences["key"] = random.integers(0, 2**64, count, np.uint64)
     records["id64"] = records["row64"] = random.integers(0, 2**64, count, np.uint64)
-    records["tokens"], records["trained"] = sequences["length"], sequences["trained"]
-    records["first"], records["sequences"] = np.arange(count), 1
+    records["tokens"] = sequences["length"]
+    records["trained"] = sequences["trained"]
+    records["first"] = np.arange(count)
+    records["sequences"] = 1
     sequences["record"] = np.arange(count)
     records["text_size"] = len(_TEXT)
     records.tofile(folder / "records.bin")
@@ -138,26 +143,28 @@ def _plan(work: Path, capacity: int) -> None:
     _, packs = pack_split("train", {"": plan.train}, plan, sources, recipe)
     shards = cut_shards(packs, recipe.shards)
     stats = plan.train.stats.stats()
-    made = (
+    summary = (
         f"{stats['sequences']:,} sequences in {stats['packs']:,} packs, {stats['fill']:.3%} full, "
         f"{len(shards):,} shards"
     )
-    _report(work, started, made)
+    _report(work, started, summary)
 
 
 def _audit(work: Path, capacity: int) -> None:
     del capacity
     started = time.process_time()
     audit = audit_sources(_sources(work), None, NO_MARKS)
-    sequences = sum(own.sequences for own in audit.figures.values())
+    sequences = sum(figures.sequences for figures in audit.figures.values())
     _report(work, started, f"figures of {sequences:,} sequences")
 
 
-def _report(work: Path, started: float, made: str) -> None:
+def _report(work: Path, started: float, summary: str) -> None:
+    """Write the CPU seconds and the peak memory of this process, with a summary of the result."""
     cpu = time.process_time() - started
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     memory = int(status["VmHWM"].split()[0]) << 10
-    (work / "result.json").write_text(json.dumps({"cpu": cpu, "memory": memory, "made": made}))
+    result = {"cpu": cpu, "memory": memory, "summary": summary}
+    (work / "result.json").write_text(json.dumps(result))
 
 
 def _recipe(capacity: int) -> BuildSftConfig:

@@ -96,7 +96,8 @@ def main() -> None:
         if options.model:
             print("\n".join(whole_commands(work, options)))
             return
-        rows, tokenizer = options.rows, options.tokenizer
+        rows = options.rows
+        tokenizer = options.tokenizer
         if not rows:
             rows, tokenizer = tiny_world(work / "world")
         make_inputs(work, rows, tokenizer, options.capacity)
@@ -107,34 +108,35 @@ def main() -> None:
 
 
 def whole_commands(work: Path, options: argparse.Namespace) -> Iterator[str]:
-    """A table of the command and of TRL's preparation, by the number of rows."""
+    """Lines of a table of the command and of TRL's preparation, by the number of rows."""
     yield "| rows | tokens | ours: the command | TRL's preparation | ours ÷ TRL's | its process |"
     yield "|---|---|---|---|---|---|"
     for count in options.counts:
         folder = work / str(count)
         folder.mkdir()
         tokens = make_plain_inputs(folder, options, count)
-        ours: list[float] = []
-        theirs: list[Stats] = []
+        command_seconds: list[float] = []
+        trl_stats: list[Stats] = []
         for _ in range(options.repeats):
             shutil.rmtree(folder / "out", ignore_errors=True)
             before = sum(os.times()[2:4])  # of finished child processes
             run(ROOT / "scripts" / "build_sft.py", "--config", str(folder / "recipe.yaml"))
-            ours.append(sum(os.times()[2:4]) - before)
-            theirs.append(json.loads(run(ARMS, "TRL, no masks", str(folder)).splitlines()[-1]))
-        preparation = min(stats["cpu"] for stats in theirs)
-        process = min(stats["process"] for stats in theirs)
+            command_seconds.append(sum(os.times()[2:4]) - before)
+            trl_stats.append(json.loads(run(ARMS, "TRL, no masks", str(folder)).splitlines()[-1]))
+        command = min(command_seconds)
+        preparation = min(stats["cpu"] for stats in trl_stats)
+        process = min(stats["process"] for stats in trl_stats)
         yield (
-            f"| {count:,} | {tokens:,} | {min(ours):.2f} | {preparation:.2f} "
-            f"| {min(ours) / preparation:.2f} | {process:.2f} |"
+            f"| {count:,} | {tokens:,} | {command:.2f} | {preparation:.2f} "
+            f"| {command / preparation:.2f} | {process:.2f} |"
         )
 
 
 def make_plain_inputs(folder: Path, options: argparse.Namespace, count: int) -> int:
-    """Rows of messages for both, a recipe that sets nothing else, and the model's template.
+    """Write rows of messages for both, a recipe that sets nothing else, and the model's template.
 
     Returns:
-        The tokens of all rows.
+        Number of tokens of all rows.
     """
     tokenizer = load_any_tokenizer(options.model)
     (folder / "template.jinja").write_text(str(tokenizer.chat_template), "utf-8")
@@ -157,7 +159,7 @@ def make_plain_inputs(folder: Path, options: argparse.Namespace, count: int) -> 
 
 
 def tiny_world(out: Path) -> tuple[list[str], str]:
-    """Some rows of each family of the quickstart, and its tokenizer."""
+    """Write the tiny world. Returns files with a few rows of each family, and its tokenizer."""
     command = [sys.executable, "scripts/tiny_world.py", "--config", "recipes/tiny/world.yaml"]
     subprocess.run([*command, f"out={out}"], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     families = sorted((out / "train").glob("*.jsonl"))
@@ -165,7 +167,10 @@ def tiny_world(out: Path) -> tuple[list[str], str]:
 
 
 def make_inputs(work: Path, rows: Sequence[str], tokenizer: str, capacity: int) -> None:
-    """rows.jsonl and recipe.yaml for ours; trl.jsonl and texts.json, what ours makes of them."""
+    """Write rows.jsonl and recipe.yaml for ours, and what ours makes of them for the others.
+
+    trl.jsonl holds the examples as rows for TRL, texts.json the rendered texts for the floors.
+    """
     path = Path(tokenizer)
     recipe: Stats = {
         "out": str(work / "out"),
@@ -185,39 +190,41 @@ def make_inputs(work: Path, rows: Sequence[str], tokenizer: str, capacity: int) 
         ],
     }
     (work / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    given = load_recipe(work / "recipe.yaml", BuildSftConfig, [])
-    renderer = load_data_renderer(given.tokenizer)
+    config = load_recipe(work / "recipe.yaml", BuildSftConfig, [])
+    renderer = load_data_renderer(config.tokenizer)
     (work / "template.jinja").write_text(renderer.template.source, "utf-8")
-    preparer = Preparer(given, given.sources[0], renderer)
+    preparer = Preparer(config, config.sources[0], renderer)
     texts: list[str] = []
-    with (work / "rows.jsonl").open("w") as ours, (work / "trl.jsonl").open("w") as theirs:
+    with (work / "rows.jsonl").open("w") as our_rows, (work / "trl.jsonl").open("w") as trl_rows:
         for example, row in original_rows(rows):
-            made = prepare([example], preparer)[0]
-            if made.drop is not None:
+            prepared = prepare([example], preparer)[0]
+            if prepared.drop is not None:
                 continue
-            ours.write(json.dumps(row) + "\n")
-            mode = made.example.reasoning_mode == "on"
-            for sequence in made.sequences:
+            our_rows.write(json.dumps(row) + "\n")
+            for sequence in prepared.sequences:
                 texts.append("".join(part.text for part in sequence.sample.segments))
-            stop = len(made.example.messages)
-            theirs.write(json.dumps(_for_trl(made.example, stop, thinking=mode)) + "\n")
+            trl_rows.write(json.dumps(_trl_row(prepared.example)) + "\n")
     (work / "texts.json").write_text(json.dumps(texts))
 
 
 def original_rows(files: Sequence[str]) -> Iterator[tuple[Example, Stats]]:
-    """Every record of the files that passes the checks of structure, and its row of messages."""
-    for given in files:
-        file, _, count = given.partition(":")
+    """Records of the files that pass the checks of structure, each with its row of messages.
+
+    Args:
+        files: `FILE` or `FILE:COUNT`.
+    """
+    for file_and_count in files:
+        file, _, count = file_and_count.partition(":")
         with open(file, encoding="utf-8") as handle:
             first = json.loads(handle.readline())
         fields: Any = {"prompt": "question", "completion": "answer"} if "question" in first else {}
         source = SourceConfig(name="rows", path=str(Path(file).resolve()), fields=fields)
         for number, item in enumerate(read_examples(source, Path("."))):
             if isinstance(item, Example) and (not count or number < int(count)):
-                yield item, _for_us(item)
+                yield item, _message_row(item)
 
 
-def _for_us(example: Example) -> Stats:
+def _message_row(example: Example) -> Stats:
     messages = [message_to_template(message) for message in example.messages]
     for message in messages:
         message.pop("thinking", None)  # the trace under its second name
@@ -225,19 +232,16 @@ def _for_us(example: Example) -> Stats:
     return {"messages": messages} | ({"tools": tools} if tools else {})
 
 
-def _for_trl(example: Example, stop: int, *, thinking: bool) -> Stats:
-    row = _for_us(example)
+def _trl_row(example: Example) -> Stats:
+    row = _message_row(example)
     if "tools" in row:
         row["tools"] = json.dumps(row["tools"])  # as text, or Arrow would unify the schemas
-    return {
-        "messages": row.pop("messages")[:stop],
-        **row,
-        "chat_template_kwargs": {"enable_thinking": thinking},
-    }
+    thinking = example.reasoning_mode == "on"
+    return row | {"chat_template_kwargs": {"enable_thinking": thinking}}
 
 
 def run(program: Path, *arguments: str) -> str:
-    """What a program prints; one thread each."""
+    """Run a program with one thread. Returns what it prints."""
     threads = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     env = {
         **os.environ,
@@ -253,22 +257,25 @@ def run(program: Path, *arguments: str) -> str:
 
 
 def best(work: Path, arms: Sequence[str], repeats: int) -> dict[str, Stats]:
-    """The cheapest run of each arm; they take turns, so that a busy minute meets all of them."""
-    found: dict[str, Stats] = {}
+    """Stats of the cheapest run of each arm.
+
+    The arms take turns, so that a busy minute meets all of them.
+    """
+    cheapest: dict[str, Stats] = {}
     for _ in range(repeats):
         for arm in arms:
             stats: Stats = json.loads(run(ARMS, arm, str(work)).splitlines()[-1])
-            if arm not in found or stats["cpu"] < found[arm]["cpu"]:
-                found[arm] = stats
-    return found
+            if arm not in cheapest or stats["cpu"] < cheapest[arm]["cpu"]:
+                cheapest[arm] = stats
+    return cheapest
 
 
 def tables(work: Path, repeats: int, rows: Sequence[str]) -> Iterator[str]:
-    """All that is printed."""
-    found = best(work, COMPARED, repeats)
+    """Lines of all that is printed about the arms."""
+    stats_by_arm = best(work, COMPARED, repeats)
     names = ", ".join(f"`{Path(row.partition(':')[0]).name}`" for row in rows)
-    tokens = found["ours, tiktoken"]["tokens"]
-    yield f"{found['ours, tiktoken']['sequences']:,} sequences, {tokens:,} tokens of {names};"
+    ours = stats_by_arm["ours, tiktoken"]
+    yield f"{ours['sequences']:,} sequences, {ours['tokens']:,} tokens of {names};"
     versions = package_versions(("trl", "transformers", "datasets", "tokenizers", "tiktoken"))
     yield (
         f"{os.cpu_count()} {platform.machine()} cores, Python {platform.python_version()}, "
@@ -276,17 +283,18 @@ def tables(work: Path, repeats: int, rows: Sequence[str]) -> Iterator[str]:
         + f"; one thread, fewest CPU seconds of {repeats} runs."
     )
     yield ""
-    yield from compared(found)
+    yield from arm_table(stats_by_arm)
     yield ""
-    yield from by_step(best(work, ("steps, tiktoken", "steps, tokenizers"), repeats), found)
+    timed = best(work, ("steps, tiktoken", "steps, tokenizers"), repeats)
+    yield from step_table(timed, stats_by_arm)
 
 
-def compared(found: Mapping[str, Stats]) -> Iterator[str]:
-    """The arms side by side."""
+def arm_table(stats_by_arm: Mapping[str, Stats]) -> Iterator[str]:
+    """Lines of a table of the arms side by side."""
     yield "| arm | CPU s | wall s | M tokens/CPU s | TRL's CPU s ÷ this | peak MB (at the start) |"
     yield "|---|---|---|---|---|---|"
-    reference = found["TRL"]["cpu"]
-    for arm, stats in found.items():
+    reference = stats_by_arm["TRL"]["cpu"]
+    for arm, stats in stats_by_arm.items():
         yield (
             f"| {arm} | {stats['cpu']:.2f} | {stats['wall']:.2f} "
             f"| {stats['tokens'] / stats['cpu'] / 1e6:.2f} | {reference / stats['cpu']:.2f} "
@@ -294,18 +302,23 @@ def compared(found: Mapping[str, Stats]) -> Iterator[str]:
         )
 
 
-def by_step(found: Mapping[str, Stats], arms: Mapping[str, Stats]) -> Iterator[str]:
-    """Where our CPU seconds go, beside the floor's."""
-    floors = [arms[f"floor, {name}"]["cpu"] for name in ("tiktoken", "tokenizers")]
+def step_table(timed: Mapping[str, Stats], stats_by_arm: Mapping[str, Stats]) -> Iterator[str]:
+    """Lines of a table of our CPU seconds by step, beside those of the floors.
+
+    Args:
+        timed: stats of the arms whose steps were timed.
+    """
     yield "| step | tiktoken: CPU s | of its floor | tokenizers: CPU s | of its floor |"
     yield "|---|---|---|---|---|"
-    for step in STEPS:
-        took = [stats["steps"].get(step, 0.0) for stats in found.values()]
-        cells = [f"{s:.3f} | {s / f:.0%}" for s, f in zip(took, floors, strict=True)]
+    floors = [stats_by_arm[f"floor, {name}"]["cpu"] for name in ("tiktoken", "tokenizers")]
+    for step in (*STEPS, "all"):
+        cells: list[str] = []
+        for stats, floor in zip(timed.values(), floors, strict=True):
+            seconds = stats["steps"].get(step, 0.0)
+            if step == "all":
+                seconds = sum(stats["steps"].values())
+            cells.append(f"{seconds:.3f} | {seconds / floor:.0%}")
         yield f"| {step} | {' | '.join(cells)} |"
-    sums = [sum(stats["steps"].values()) for stats in found.values()]
-    cells = [f"{s:.3f} | {s / f:.0%}" for s, f in zip(sums, floors, strict=True)]
-    yield f"| all | {' | '.join(cells)} |"
 
 
 if __name__ == "__main__":

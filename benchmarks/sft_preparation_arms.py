@@ -1,4 +1,4 @@
-"""One arm of `sft_preparation.py` in a process of its own: does it once, prints what it cost.
+"""One arm of `sft_preparation.py` in a process of its own: runs it once, prints its cost.
 
     {"cpu": 1.71, "wall": 1.74, "setup": 2.9, "start": 412.1, "peak": 520.8, "sequences": 2991, …}
 
@@ -30,6 +30,7 @@ from data_builders.filters.screen import Screen
 from data_builders.progress import Stages
 from data_builders.rows import read
 from data_builders.rows.inputs import scan_inputs
+from data_builders.rows.parts import PART_BYTES
 from data_builders.sft import part, prepare, shards
 from data_builders.sft.audit import audit_sources
 from data_builders.sft.part import WorkerState, prepare_sources
@@ -43,10 +44,10 @@ from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
 from posttrain.tokens.renderer import DataRenderer, load_data_renderer
 from posttrain.tokens.supervision import Marks
-from posttrain.tokens.tokenizer import encoder_of, load_any_tokenizer
+from posttrain.tokens.tokenizer import Backend, encoder_of, load_any_tokenizer
 
 Stats = dict[str, Any]
-# what is set up, then what is measured, then what is counted of its result
+# sets up and returns a function to measure, which returns a function that counts its result
 Arm = Callable[[Path], Callable[[], Callable[[], Stats]]]
 _BATCH = 128  # texts encoded in one call by the floors
 
@@ -59,17 +60,21 @@ def main() -> None:
     pa.set_cpu_count(1)
     datasets.disable_caching()
     datasets.disable_progress_bars()
-    began = time.process_time()
+    before_setup = time.process_time()
     run = ARMS[options.arm](options.work)
-    setup = time.process_time() - began
-    start = _resident()
-    cpu, wall = time.process_time(), time.perf_counter()
+    cpu_start = time.process_time()
+    memory_start = _resident()
+    wall_start = time.perf_counter()
     count = run()
-    took = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
-    whole = time.process_time()  # imports, too
-    counted = {**took, "setup": setup, "start": start, "peak": peak, **count()}
-    print(json.dumps({**counted, "process": whole}))
+    cost = {
+        "cpu": time.process_time() - cpu_start,
+        "wall": time.perf_counter() - wall_start,
+        "setup": cpu_start - before_setup,
+        "start": memory_start,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+        "process": time.process_time(),  # imports, too
+    }
+    print(json.dumps({**cost, **count()}))
 
 
 def _resident() -> float:
@@ -79,12 +84,14 @@ def _resident() -> float:
     return 0.0
 
 
-def ours(backend: str, *, steps: bool = False) -> Arm:
-    """What `scripts/build_sft.py` does between the tokenizer and the manifest."""
+def ours(backend: Backend, *, steps: bool = False) -> Arm:
+    """Arm of the work of `scripts/build_sft.py` between the tokenizer and the manifest."""
 
-    def prepared(work: Path) -> Callable[[], Callable[[], Stats]]:
-        recipe = load_recipe(work / "recipe.yaml", BuildSftConfig, [f"tokenizer.backend={backend}"])
-        renderer = load_data_renderer(recipe.tokenizer, first_texts(recipe, Path(".")))
+    def set_up(work: Path) -> Callable[[], Callable[[], Stats]]:
+        recipe = load_recipe(work / "recipe.yaml", BuildSftConfig)
+        renderer = load_data_renderer(
+            recipe.tokenizer, first_texts(recipe, Path(".")), backend=backend
+        )
         profile_of(renderer.template)
         clock = Clock() if steps else None
         if clock is not None:
@@ -100,17 +107,17 @@ def ours(backend: str, *, steps: bool = False) -> Arm:
         clock.start()
         return lambda: clock.stopped(build(out, recipe, renderer.marks, state))
 
-    return prepared
+    return set_up
 
 
 def build(
     out: Path, recipe: BuildSftConfig, marks: Marks, state: WorkerState
 ) -> Callable[[], Stats]:
-    """All stages of a build, from hashing the input to the last shard."""
+    """Run all stages of a build, from hashing the input to the last shard."""
     with Stages(Console(quiet=True)) as stages:
         executor = Serial(state)
         _, parts = scan_inputs(
-            recipe.sources, Path("."), part_bytes=recipe.part_bytes, threads=recipe.workers
+            recipe.sources, Path("."), part_bytes=PART_BYTES, threads=recipe.workers
         )
         sources = prepare_sources(
             recipe,
@@ -145,8 +152,9 @@ class Clock:
         self._since = 0.0
 
     def start(self) -> None:
-        """Forget what was before."""
-        self.seconds, self._since = {}, time.process_time()
+        """Forget the seconds so far."""
+        self.seconds = {}
+        self._since = time.process_time()
 
     def stopped(self, count: Callable[[], Stats]) -> Callable[[], Stats]:
         """The count with the seconds by step."""
@@ -155,14 +163,15 @@ class Clock:
 
     def turn(self, step: str | None) -> None:
         """Book the time since the last turn; go into a step, or out of it (`None`)."""
-        now = time.process_time()
-        top = self._stack[-1]
-        self.seconds[top] = self.seconds.get(top, 0.0) + now - self._since
-        self._since = now
+        instant = time.process_time()
+        current_step = self._stack[-1]
+        seconds = self.seconds.get(current_step, 0.0)
+        self.seconds[current_step] = seconds + instant - self._since
+        self._since = instant
         self._stack.append(step) if step is not None else self._stack.pop()
 
     def wrap(self, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, timed."""
+        """Function with its time booked under a step."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             self.turn(step)
@@ -174,7 +183,7 @@ class Clock:
         return timed
 
     def wrap_rows(self, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A function that gives an iterator, timed while it makes each item."""
+        """Function that returns an iterator, with the time of each item booked under a step."""
 
         def timed(*args: Any, **kwargs: Any) -> Iterator[Any]:
             items = iter(function(*args, **kwargs))
@@ -192,9 +201,9 @@ class Clock:
 
     def watch(self, renderer: type[DataRenderer]) -> None:
         """Wrap every step of a build."""
-        here = sys.modules[__name__]
+        this_module = sys.modules[__name__]
         for module, name, step in (
-            (here, "scan_inputs", "hash the input"),
+            (this_module, "scan_inputs", "hash the input"),
             (read, "structural_drop", "filters"),
             (Screen, "__call__", "filters"),
             (prepare, "control_reasoning", "reasoning control"),
@@ -202,10 +211,10 @@ class Clock:
             (prepare, "encode_samples", "mask"),
             (renderer, "encode", "tokenise"),
             (PartWriter, "write", "write parts"),
-            (here, "plan_build", "plan and audit"),
-            (here, "audit_sources", "plan and audit"),
+            (this_module, "plan_build", "plan and audit"),
+            (this_module, "audit_sources", "plan and audit"),
             (shards, "pack_split", "pack"),
-            (here, "write_splits", "write"),
+            (this_module, "write_splits", "write"),
         ):
             setattr(module, name, self.wrap(step, getattr(module, name)))
         for module, name, step in (
@@ -216,14 +225,14 @@ class Clock:
 
 
 def trl(*, masks: bool) -> Arm:
-    """`SFTTrainer._prepare_dataset`, with what its trainer would set up around it.
+    """Arm of `SFTTrainer._prepare_dataset`, with what its trainer would set up around it.
 
     The rows come from a JSON file through `datasets`, as a trainer's do; reading them is not
     counted. Caching is off, so that every map runs.
     """
 
-    def prepared(work: Path) -> Callable[[], Callable[[], Stats]]:
-        # here, so that the memory of the other arms is theirs
+    def set_up(work: Path) -> Callable[[], Callable[[], Stats]]:
+        # imported here, so that the memory of the other arms is theirs
         from trl.chat_template_utils import get_training_chat_template
         from trl.trainer.sft_config import SFTConfig
         from trl.trainer.sft_trainer import SFTTrainer
@@ -243,49 +252,52 @@ def trl(*, masks: bool) -> Arm:
         owner = SimpleNamespace(
             _tokenizer=tokenizer, chat_template=template, completion_only_loss=False
         )
-        files, cache = str(work / "trl.jsonl"), str(work / "datasets")
-        rows = datasets.load_dataset("json", data_files=files, split="train", cache_dir=cache)
+        rows = datasets.load_dataset(
+            "json",
+            data_files=str(work / "trl.jsonl"),
+            split="train",
+            cache_dir=str(work / "datasets"),
+        )
 
         def run() -> Callable[[], Stats]:
-            made = SFTTrainer._prepare_dataset(
+            packs = SFTTrainer._prepare_dataset(
                 cast(Any, owner), cast(Any, rows), tokenizer, args, True, None, "train"
             )
-            return lambda: _counted(made.with_format("numpy"))
+            return lambda: _count_packs(packs.with_format("numpy"))
 
         return run
 
-    return prepared
+    return set_up
 
 
-def _counted(made: Any) -> Stats:
+def _count_packs(packs: Any) -> Stats:
     return {
-        "sequences": sum(len(found) for found in made["seq_lengths"]),
-        "tokens": sum(len(ids) for ids in made["input_ids"]),
-        "trained": sum(int((labels != -100).sum()) for labels in made["labels"]),
-        "packs": len(made),
+        "sequences": sum(len(lengths) for lengths in packs["seq_lengths"]),
+        "tokens": sum(len(ids) for ids in packs["input_ids"]),
+        "trained": sum(int((labels != -100).sum()) for labels in packs["labels"]),
+        "packs": len(packs),
     }
 
 
 def floor(backend: Literal["tokenizers", "tiktoken"]) -> Arm:
-    """Ids of the rendered text and nothing else, `_BATCH` texts in a call."""
+    """Arm that makes the ids of the rendered texts and nothing else, `_BATCH` texts in a call."""
 
-    def prepared(work: Path) -> Callable[[], Callable[[], Stats]]:
+    def set_up(work: Path) -> Callable[[], Callable[[], Stats]]:
         recipe = load_recipe(work / "recipe.yaml", BuildSftConfig, [])
         encoder = encoder_of(load_any_tokenizer(recipe.tokenizer.path), backend=backend)
         texts: list[str] = json.loads((work / "texts.json").read_text("utf-8"))
         batches = [texts[k : k + _BATCH] for k in range(0, len(texts), _BATCH)]
 
         def run() -> Callable[[], Stats]:
-            if encoder.fast is not None:
-                tokens = sum(len(ids) for batch in batches for ids in encoder.arrays(batch))
-            else:
+            encode: Callable[[list[str]], Any] = encoder.arrays
+            if encoder.fast is None:
                 encode = partial(encoder.backend.encode_batch_fast, add_special_tokens=False)
-                tokens = sum(len(found) for batch in batches for found in encode(batch))
+            tokens = sum(len(ids) for batch in batches for ids in encode(batch))
             return lambda: {"sequences": len(texts), "tokens": tokens}
 
         return run
 
-    return prepared
+    return set_up
 
 
 ARMS: dict[str, Arm] = {

@@ -1,4 +1,4 @@
-"""How an SFT build grows: memory with rows, speed with workers.
+"""Growth of an SFT build: memory with rows, speed with workers.
 
     python benchmarks/sft_scale.py                                # rows of the tiny world
     python benchmarks/sft_scale.py --tokenizer DIR --data traces.jsonl --data gsm8k.jsonl \
@@ -42,14 +42,21 @@ _ENVIRONMENT = {
     "RAYON_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-_FEW = 32
+_FEW = 32  # rows of a build that stands for one without rows
+_BUILD_IN_PARTS = """
+from data_builders.sft import build
+from scripts.build_sft import main
+
+build.PART_BYTES = {part_bytes}
+main()
+"""
 _WORLD = ("maths", "lists", "logs", "steps", "lookups", "plans")
 _WORLD_ROWS = 500  # of each
 
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """One build: what it cost and what it made."""
+    """Finished build: its cost, and the rows and tokens that it made."""
 
     cost: Cost
     rows: int
@@ -59,7 +66,7 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What all builds share."""
+    """Folder, recipe and rows that all builds share."""
 
     work: Path
     recipe: Path
@@ -107,7 +114,7 @@ def _options() -> argparse.Namespace:
 
 
 def _tiny_world(work: Path) -> tuple[list[str], str]:
-    """Its training rows and its tokenizer, generated."""
+    """Generate the tiny world. Returns its files of training rows and its tokenizer."""
     world = work / "world"
     sizes = [f"families.{name}.train={_WORLD_ROWS}" for name in _WORLD]
     command = [sys.executable, "scripts/tiny_world.py", "--config", "recipes/tiny/world.yaml"]
@@ -131,7 +138,7 @@ def _rows(files: Sequence[str], counts: Sequence[int]) -> Iterator[dict[str, Any
 
 
 def _write(setup: Setup, count: int, times: int) -> Path:
-    """The first rows, `times` over, no two alike."""
+    """Write the first rows, `times` over, no two alike."""
     path = setup.work / f"rows-{count}x{times}.jsonl"
     with path.open("w", encoding="utf-8") as file:
         for copy in range(times):
@@ -157,51 +164,58 @@ def _recipe(work: Path, tokenizer: str, capacity: int) -> Path:
     return path
 
 
-def _build(setup: Setup, rows: Path, workers: int, *, few: bool = False) -> Built:
+def _build(setup: Setup, rows: Path, workers: int, *, cut_small: bool = False) -> Built:
+    """Run a build. `cut_small` cuts few rows into parts for every worker, so that all start."""
     out = setup.work / "out"
     shutil.rmtree(out, ignore_errors=True)
-    command = [sys.executable, "scripts/build_sft.py", "--config", str(setup.recipe), f"out={out}"]
-    command += [f"sources.0.path={rows}", f"workers={workers}"]
-    if few:  # work for every worker, so that all of them start
-        command.append(f"part_bytes={max(rows.stat().st_size // (2 * workers), 1)}")
+    script = ["scripts/build_sft.py"]
+    if cut_small:
+        part_bytes = max(rows.stat().st_size // (2 * workers), 1)
+        script = ["-c", _BUILD_IN_PARTS.format(part_bytes=part_bytes)]
+    keys = [f"out={out}", f"sources.0.path={rows}", f"workers={workers}"]
+    command = [sys.executable, *script, "--config", str(setup.recipe), *keys]
     cost, _ = measured(command, cwd=ROOT, env=_ENVIRONMENT)
-    found = read_artifact(out, verify=False)
-    tokens = sum(split["tokens"] for split in found.stats["splits"].values())
-    return Built(cost, found.counts.rows_in, tokens, found.digest)
+    artifact = read_artifact(out, verify=False)
+    tokens = sum(split["tokens"] for split in artifact.stats["splits"].values())
+    return Built(cost, artifact.counts.rows_in, tokens, artifact.digest)
 
 
 def _memory(setup: Setup, times: Sequence[int], workers: Sequence[int]) -> None:
     print("| workers | rows | tokens | largest process: resident | anonymous ", end="")
     print("| all processes: resident | anonymous |\n|--:|--:|--:|--:|--:|--:|--:|")
     for count in workers:
-        few = _build(setup, _write(setup, _FEW, 1), count, few=True)
-        builds = [_build(setup, _write(setup, len(setup.rows), many), count) for many in times]
-        first = builds[0]
-        for built in (few, *builds):
+        builds = [_build(setup, _write(setup, _FEW, 1), count, cut_small=True)]
+        for copies in times:
+            builds.append(_build(setup, _write(setup, len(setup.rows), copies), count))
+        once = builds[1]
+        for built in builds:
             print(
                 f"| {count} | {built.rows:,} | {built.tokens:,} "
-                f"| {_grown(built.cost.largest, first.cost.largest)} "
-                f"| {_grown(built.cost.together, first.cost.together)} |",
+                f"| {_growth(built.cost.largest, once.cost.largest)} "
+                f"| {_growth(built.cost.together, once.cost.together)} |",
                 flush=True,
             )
     print()
 
 
-def _grown(now: Memory, first: Memory) -> str:
-    return " | ".join(
-        f"{getattr(now, name) / 1e6:,.0f} MB ({getattr(now, name) / getattr(first, name) - 1:+.1%})"
-        for name in ("resident", "anonymous")
+def _growth(memory: Memory, reference: Memory) -> str:
+    """Table cells of resident and anonymous memory, each with its growth over the reference."""
+    resident_growth = memory.resident / reference.resident - 1
+    anonymous_growth = memory.anonymous / reference.anonymous - 1
+    return (
+        f"{memory.resident / 1e6:,.0f} MB ({resident_growth:+.1%}) "
+        f"| {memory.anonymous / 1e6:,.0f} MB ({anonymous_growth:+.1%})"
     )
 
 
 def _speed(setup: Setup, times: int, workers: Sequence[int], repeat: int) -> None:
-    """Best of several builds; those without rows are taken off with the same workers."""
+    """Print the best of several builds, less the cost of builds without rows."""
     paths = {"few": _write(setup, _FEW, 1), "all": _write(setup, len(setup.rows), times)}
     runs: dict[tuple[str, int], list[Built]] = {}
     for _ in range(repeat):
         for count in workers:
             for name, path in paths.items():
-                built = _build(setup, path, count, few=name == "few")
+                built = _build(setup, path, count, cut_small=name == "few")
                 runs.setdefault((name, count), []).append(built)
     for name in paths:
         digests = {run.digest for count in workers for run in runs[name, count]}
@@ -211,9 +225,10 @@ def _speed(setup: Setup, times: int, workers: Sequence[int], repeat: int) -> Non
     base: tuple[float, float] | None = None
     for count in workers:
         best = min(runs["all", count], key=lambda run: run.cost.wall)
-        few = [run.cost for run in runs["few", count]]
-        wall = best.cost.wall - min(cost.wall for cost in few)
-        cpu = min(run.cost.cpu for run in runs["all", count]) - min(cost.cpu for cost in few)
+        empty_costs = [run.cost for run in runs["few", count]]
+        least_cpu = min(run.cost.cpu for run in runs["all", count])
+        wall = best.cost.wall - min(cost.wall for cost in empty_costs)
+        cpu = least_cpu - min(cost.cpu for cost in empty_costs)
         if min(wall, cpu) <= 0:
             sys.exit(f"too few rows to start {count} workers for: give more --times")
         base = base or (best.cost.wall, wall)

@@ -12,20 +12,17 @@ turns, a micro-batch of the same sequences each, and are compared by CPU seconds
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import random
-import resource
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from shapes import PAD, SHAPES, default_shape, random_model
+from shapes import PAD, SHAPES, comparison_parser, peak_gib, random_model, write_figures
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl.data_utils import pack_dataset
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -37,15 +34,17 @@ from posttrain.training.cpu_attention import use_cpu_varlen
 from posttrain.training.cpu_head import use_cpu_head
 from posttrain.training.document_masking import choose_document_masking, make_collator, sequences
 from posttrain.training.sft.data import load_split
-from posttrain.versions import package_versions
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One arm: real tokens a second, share of computed positions that are real, peak memory.
+    """Figures of one arm.
 
-    `tokens_per_second` is of the clock; on a CPU `tokens_per_cpu_second` is what arms are compared
-    by, for other work on the machine does not change it.
+    Attributes:
+        tokens_per_second: real tokens a second of the clock.
+        tokens_per_cpu_second: the same of CPU seconds, by which arms on a CPU are compared: other
+            work on the machine does not change it.
+        fill: share of computed positions that are real tokens.
     """
 
     arm: str
@@ -59,17 +58,17 @@ class Result:
 def synthetic(count: int, longest: int, vocabulary: int) -> list[dict[str, list[int]]]:
     """Sequences with log-normal lengths, 40 % prompt."""
     rng = random.Random(0)
-    made = []
+    rows = []
     for _ in range(count):
         length = min(longest, max(8, int(rng.lognormvariate(5.0, 0.8))))
         ids = [rng.randrange(vocabulary) for _ in range(length)]
-        cut = int(0.4 * length) + 1
-        made.append({"input_ids": ids, "labels": [-100] * cut + ids[cut:]})
-    return made
+        prompt = int(0.4 * length) + 1
+        rows.append({"input_ids": ids, "labels": [-100] * prompt + ids[prompt:]})
+    return rows
 
 
 def from_artifact(path: Path, count: int) -> list[dict[str, list[int]]]:
-    """Sequences of an `sft_data` artifact, one by one again."""
+    """Sequences of the packs of an `sft_data` artifact."""
     packs = load_split(path, "train", pad_id=PAD)
     if packs is None:
         raise SystemExit(f"{path} has no packed rows")
@@ -81,7 +80,7 @@ def from_artifact(path: Path, count: int) -> list[dict[str, list[int]]]:
 
 
 def our_packs(rows: Sequence[dict[str, list[int]]], capacity: int) -> list[dict[str, Any]]:
-    """The rows in packs, as build_sft packs them."""
+    """Packs of the rows, as build_sft makes them."""
     packed = []
     for pack in pack_lengths([len(row["input_ids"]) for row in rows], capacity):
         packed.append(
@@ -107,7 +106,7 @@ def batches(rows: Sequence[dict[str, Any]], tokens: int) -> Iterator[list[dict[s
 def measure(
     arm: str, model: PreTrainedModel, collator: Any, rows: Sequence[dict[str, Any]], args: Any
 ) -> Result:
-    """Forward, backward and optimiser step on `args.steps` micro-batches after one warm-up."""
+    """Train an arm on `args.steps` micro-batches, after one that warms up."""
     device = model.device
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-5)
     real = computed = 0
@@ -134,7 +133,7 @@ def measure(
             loss = float(out.loss.detach())
     _synchronise(device)
     seconds = time.perf_counter() - started
-    return Result(arm, real / seconds, None, real / computed, _peak_gib(device), loss)
+    return Result(arm, real / seconds, None, real / computed, peak_gib(device), loss)
 
 
 def _synchronise(device: torch.device) -> None:
@@ -142,16 +141,9 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def _peak_gib(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated() / (1 << 30)
-    # of the process so far: on CPU only the largest arm is meaningful
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
-
-
 @dataclass
 class Arm:
-    """A way to train on the same sequences: layout, attention, head, and what was measured."""
+    """Way to train on the same sequences (layout, attention, head), with its sums so far."""
 
     name: str
     collator: Any
@@ -167,31 +159,30 @@ class Arm:
 def take_turns(
     model: PreTrainedModel, packs: Sequence[dict[str, Any]], args: Any
 ) -> Iterator[Result]:
-    """All arms on a CPU, one step of each on the sequences of the same pack, in turns.
+    """Run all arms on a CPU in turns, a step of each on the sequences of the same pack.
 
     The learning rate is 0, so that every arm must give the same loss.
     """
     padded = DataCollatorForLanguageModeling(pad_token_id=PAD)
     padding_free = DataCollatorForLanguageModeling(pad_token_id=PAD, padding_free=True)
-    theirs = model.forward
+    trl_forward = model.forward
     assert use_cpu_head(model)
-    ours = model.forward
+    our_forward = model.forward
     assert use_cpu_varlen(model)
 
     def best_fit(pack: dict[str, Any]) -> list[dict[str, Any]]:
-        return list(pack_dataset(Dataset.from_list(alone(pack)), args.capacity, "bfd"))
+        return list(pack_dataset(Dataset.from_list(unpacked(pack)), args.capacity, "bfd"))
 
+    def whole(pack: dict[str, Any]) -> list[dict[str, Any]]:
+        return [pack]
+
+    varlen = make_collator("varlen", PAD)
+    block_diagonal = make_collator("block_diagonal", PAD)
     arms = [
-        Arm("ours (varlen)", make_collator("varlen", PAD), lambda pack: [pack], CPU_VARLEN, ours),
-        Arm(
-            "ours (block_diagonal)",
-            make_collator("block_diagonal", PAD),
-            lambda pack: [pack],
-            "sdpa",
-            ours,
-        ),
-        Arm("trl padded", padded, alone, "sdpa", theirs),
-        Arm("trl packed", padding_free, best_fit, "sdpa", theirs),
+        Arm("ours (varlen)", varlen, whole, CPU_VARLEN, our_forward),
+        Arm("ours (block_diagonal)", block_diagonal, whole, "sdpa", our_forward),
+        Arm("trl padded", padded, unpacked, "sdpa", trl_forward),
+        Arm("trl packed", padding_free, best_fit, "sdpa", trl_forward),
     ]
     optimiser = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.0)
     tokens = 0
@@ -220,17 +211,23 @@ def take_turns(
         if max(losses) - min(losses) > 1e-4:
             raise SystemExit(f"the arms do not train the same: losses {losses}")
     for arm in arms:
-        rates = (tokens / arm.seconds, tokens / arm.cpu_seconds)
-        yield Result(arm.name, *rates, tokens / arm.positions, _peak_gib(model.device), arm.loss)
+        yield Result(
+            arm=arm.name,
+            tokens_per_second=tokens / arm.seconds,
+            tokens_per_cpu_second=tokens / arm.cpu_seconds,
+            fill=tokens / arm.positions,
+            peak_gib=peak_gib(model.device),
+            loss=arm.loss,
+        )
 
 
-def alone(pack: dict[str, Any]) -> list[dict[str, Any]]:
-    """The sequences of a pack, one a row."""
-    return [{"input_ids": list(i), "labels": list(n)} for i, n in sequences(pack)]
+def unpacked(pack: dict[str, Any]) -> list[dict[str, Any]]:
+    """Sequences of a pack, each in a row of its own."""
+    return [{"input_ids": list(ids), "labels": list(labels)} for ids, labels in sequences(pack)]
 
 
 def build(shape: str, longest: int, path: Path | None = None) -> PreTrainedModel:
-    """The model with TRL's head, which computes no logits of positions without a label."""
+    """Model with TRL's head, which computes no logits of positions without a label."""
     model = random_model(shape, positions=longest)
     if path is not None:
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
@@ -240,25 +237,22 @@ def build(shape: str, longest: int, path: Path | None = None) -> PreTrainedModel
 
 def main() -> None:
     on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = comparison_parser(__doc__)
     parser.add_argument("--data", type=Path, help="an sft_data artifact; default: synthetic")
     parser.add_argument("--model", type=Path, help="a model's folder, on a CPU; default: random")
-    parser.add_argument("--shape", choices=sorted(SHAPES), default=default_shape())
     parser.add_argument("--capacity", type=int, default=8192 if on_gpu else 1024)
     parser.add_argument("--tokens", type=int, default=32768 if on_gpu else 4096)
     parser.add_argument("--steps", type=int, default=20 if on_gpu else 3)
-    parser.add_argument("--out", type=Path, help="also write the figures as JSON")
     args = parser.parse_args()
     if not on_gpu:
         print("no GPU: with one, this measures a 0.5 B model in bf16 with varlen kernels.")
         print("Now in fp32 on a CPU, where TRL's packed arm masks over the whole micro-batch.")
     vocabulary = SHAPES[args.shape]["vocab_size"]
     count = 20 * args.steps * args.tokens // 200
-    rows = (
-        from_artifact(args.data, count)
-        if args.data
-        else synthetic(min(count, 20_000), args.capacity, vocabulary)
-    )
+    if args.data:
+        rows = from_artifact(args.data, count)
+    else:
+        rows = synthetic(min(count, 20_000), args.capacity, vocabulary)
     if on_gpu:
         results = list(run_arms(rows, args))
     else:
@@ -270,16 +264,13 @@ def main() -> None:
             f"{r.tokens_per_cpu_second or 0:>9,.0f} a CPU s  fill {r.fill:>6.1%}  "
             f"peak {r.peak_gib:.2f} GiB  loss {r.loss:.3f}"
         )
-    if args.out:
-        device = torch.cuda.get_device_name() if on_gpu else "CPU"
-        size = sum(weight.numel() for weight in random_model(args.shape).parameters())
-        about = {"device": device, "parameters": size, "versions": package_versions()}
-        stats = {**about, "arms": [asdict(r) for r in results]}
-        args.out.write_text(json.dumps(stats, indent=1) + "\n")
+    device = torch.cuda.get_device_name() if on_gpu else "CPU"
+    size = sum(weight.numel() for weight in random_model(args.shape).parameters())
+    write_figures(args.out, results, device=device, parameters=size)
 
 
 def run_arms(rows: list[dict[str, list[int]]], args: Any) -> Iterator[Result]:
-    """Each arm on a fresh copy of the same model, on a GPU."""
+    """Run each arm on a fresh copy of the same model, on a GPU."""
     padding_free = DataCollatorForLanguageModeling(pad_token_id=PAD, padding_free=True)
     model = build(args.shape, args.capacity)
     document_masking = choose_document_masking("auto", model)

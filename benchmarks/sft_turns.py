@@ -37,7 +37,7 @@ _LONGEST = 4000  # characters of an exchange: long ones would drown what is meas
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """CPU seconds of the two parts, and what they were for."""
+    """CPU seconds of rendering and copying, and the sequences and tokens that came of them."""
 
     rendering: float
     copying: float
@@ -54,19 +54,20 @@ def main() -> None:
     parser.add_argument("--backend", choices=["tiktoken", "tokenizers", "auto"], default="auto")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
-    nano = {"chat_template": "nemotron_3_nano"}
-    tokenizer = SftTokenizer(path=options.tokenizer, backend=options.backend, **nano)
-    renderer = load_data_renderer(tokenizer)
+    tokenizer = SftTokenizer(path=options.tokenizer, chat_template="nemotron_3_nano")
+    renderer = load_data_renderer(tokenizer, backend=options.backend)
     pairs = exchanges(options.rows)
     pairs = pairs[: len(pairs) // max(TURNS) * max(TURNS)]
     print(f"{2 * len(pairs):,} messages in all, {renderer.encoder.name}:\n")
-    print("| turns | sequences | µs to render and tokenise a message | ÷ 1 turn | tokens emitted "
-          "| ns to copy a token |")  # fmt: skip
+    print(
+        "| turns | sequences | µs to render and tokenise a message | ÷ 1 turn | tokens emitted "
+        "| ns to copy a token |"
+    )
     print("|---|---|---|---|---|---|")
     costs = {turns: measured(conversations(pairs, turns), renderer) for turns in TURNS}
     for _ in range(options.repeats - 1):
         for turns, cost in costs.items():
-            costs[turns] = less(cost, measured(conversations(pairs, turns), renderer))
+            costs[turns] = cheapest(cost, measured(conversations(pairs, turns), renderer))
     for turns, cost in costs.items():
         print(
             f"| {turns} | {cost.sequences:,} | {cost.rendering / len(pairs) / 2 * 1e6:.1f} "
@@ -77,22 +78,22 @@ def main() -> None:
 
 def exchanges(path: Path) -> list[tuple[Message, Message]]:
     """Question and answer of each row; without a trace, all but the last line becomes one."""
-    found: list[tuple[Message, Message]] = []
+    pairs: list[tuple[Message, Message]] = []
     for line in path.read_text("utf-8").splitlines():
         messages: list[dict[str, Any]] = json.loads(line)["messages"]
-        asked = next(m["content"] for m in messages if m["role"] == "user")
-        told = messages[-1]
-        trace, content = told.get("reasoning_content"), told["content"]
+        question = next(m["content"] for m in messages if m["role"] == "user")
+        trace = messages[-1].get("reasoning_content")
+        content = messages[-1]["content"]
         if not trace:
             trace, _, content = content.rpartition("\n")
-        if content.strip() and len(asked) + len(content) + len(trace) <= _LONGEST:
+        if content.strip() and len(question) + len(content) + len(trace) <= _LONGEST:
             answer = Message("assistant", content, reasoning=trace or "So it is.")
-            found.append((Message("user", asked), answer))
-    return found
+            pairs.append((Message("user", question), answer))
+    return pairs
 
 
 def conversations(pairs: Sequence[tuple[Message, Message]], turns: int) -> list[Example]:
-    """The exchanges in groups of so many."""
+    """Conversations of `turns` exchanges each."""
     return [
         make_example(
             [message for pair in pairs[k : k + turns] for message in pair],
@@ -105,37 +106,33 @@ def conversations(pairs: Sequence[tuple[Message, Message]], turns: int) -> list[
 
 
 def measured(examples: Sequence[Example], renderer: DataRenderer) -> Cost:
-    """One pass over all conversations, in the batches of a build."""
+    """Cost of a pass over all conversations, in the batches of a build."""
     rendering = copying = 0.0
     sequences = emitted = 0
     for k in range(0, len(examples), BATCH_ROWS):
         batch = examples[k : k + BATCH_ROWS]
-        began = time.process_time()
-        samples = [s for e in batch for s in training_samples(e, renderer.template)]
+        start = time.process_time()
+        samples: list[Any] = []
+        for example in batch:
+            samples += training_samples(example, renderer.template)
         texts = distinct_texts(samples)
         ids = dict(zip(texts, renderer.encode(texts), strict=True))
-        rendering += time.process_time() - began
-        seconds, made = timed(lambda s=samples, i=ids: encode_samples(s, known(i)))
-        copying += seconds
-        sequences += len(made)
-        emitted += sum(len(sequence.ids) for sequence in made)
+        rendered = time.process_time()
+        encoded = encode_samples(samples, look_up_in(ids))
+        copying += time.process_time() - rendered
+        rendering += rendered - start
+        sequences += len(encoded)
+        emitted += sum(len(sequence.ids) for sequence in encoded)
     return Cost(rendering, copying, sequences, emitted)
 
 
-def known(ids: dict[str, Any]) -> Callable[[Sequence[str]], list[Any]]:
-    """An encoder that only looks up."""
+def look_up_in(ids: dict[str, Any]) -> Callable[[Sequence[str]], list[Any]]:
+    """Encoder that only looks up ids, so that copying is measured alone."""
     return lambda texts: [ids[text] for text in texts]
 
 
-def timed(run: Callable[[], list[Any]]) -> tuple[float, list[Any]]:
-    """CPU seconds and result."""
-    began = time.process_time()
-    found = run()
-    return time.process_time() - began, found
-
-
-def less(a: Cost, b: Cost) -> Cost:
-    """The lower seconds of two runs."""
+def cheapest(a: Cost, b: Cost) -> Cost:
+    """Lower seconds of two runs, part by part."""
     return Cost(min(a.rendering, b.rendering), min(a.copying, b.copying), a.sequences, a.emitted)
 
 

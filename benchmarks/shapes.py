@@ -1,17 +1,24 @@
-"""The models of the speed comparisons: random weights in the shapes of open models.
+"""Models, options and figures that the speed comparisons share.
 
-model = random_model("0.5b")     # on the GPU where there is one
+model = random_model("0.5b")     # random weights in the shape of an open model
 default_shape()                  # "0.5b" on a GPU, else "tiny"
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import resource
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, set_seed
 
 from posttrain.models.load import build_model, choose_attention
+from posttrain.versions import package_versions
 
 _GROUPED = {"model_type": "qwen3", "vocab_size": 151936, "num_hidden_layers": 28, "head_dim": 128}
 SHAPES: dict[str, dict[str, Any]] = {
@@ -29,20 +36,21 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 8, "tie_word_embeddings": True,
     },
 }  # fmt: skip
-PAD, END = 0, 2
+PAD = 0
+END = 2
 
 
 def default_shape() -> str:
-    """What this machine can run in minutes."""
+    """Shape that this machine can run in minutes."""
     return "0.5b" if torch.cuda.is_available() else "tiny"
 
 
 def random_model(shape: str, *, positions: int = 8192) -> PreTrainedModel:
-    """A model with the same random weights every time, in float32, on the GPU where there is one.
+    """Model with the same random weights every time, in float32, on the GPU where there is one.
 
     Args:
-        shape: of `SHAPES`.
-        positions: that its rotary embedding must reach.
+        shape: key of `SHAPES`.
+        positions: tokens that its rotary embedding must reach.
     """
     set_seed(0)
     ids = {"pad_token_id": PAD, "eos_token_id": END, "max_position_embeddings": positions}
@@ -50,3 +58,26 @@ def random_model(shape: str, *, positions: int = 8192) -> PreTrainedModel:
         model = build_model({**SHAPES[shape], **ids})
     model.set_attn_implementation(choose_attention("auto"))
     return model
+
+
+def comparison_parser(docstring: str | None) -> argparse.ArgumentParser:
+    """Parser with the first line of a script's docstring, `--shape` and `--out`."""
+    parser = argparse.ArgumentParser(description=(docstring or "").partition("\n")[0])
+    parser.add_argument("--shape", choices=sorted(SHAPES), default=default_shape())
+    parser.add_argument("--out", type=Path, help="also write the figures as JSON")
+    return parser
+
+
+def write_figures(out: Path | None, results: Sequence[Any], **about: Any) -> None:
+    """Write the results of all arms as JSON with the versions of packages, if `out` is given."""
+    if out is not None:
+        arms = [asdict(result) for result in results]
+        figures = {**about, "versions": package_versions(), "arms": arms}
+        out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def peak_gib(device: torch.device) -> float:
+    """Peak of the GPU's memory; on a CPU that of the process so far, whatever arm needed it."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated() / (1 << 30)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)

@@ -1,4 +1,4 @@
-"""Every sharding × model × full or LoRA × method on two CPU processes against one process.
+"""Shardings × models × full or LoRA × methods on two CPU processes against one process.
 
     python benchmarks/sharding.py [--sharding fsdp2 zero3 …] [--method sft …] [--markdown out.md]
 
@@ -50,14 +50,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         ):
             started = time.perf_counter()
             try:
-                found = cells.run(
-                    sharding, model, tuned == "lora", method, kill=not options.no_kill
-                )
-                end = "" if options.no_kill else "same bytes" if found.resumed else "OTHER BYTES"
-                text = f"{found.loss:.1e} | {found.weight:.1e} | {end}"
+                cell = cells.run(sharding, model, tuned == "lora", method, kill=not options.no_kill)
+                resumed = "same bytes" if cell.resumed else "OTHER BYTES"
+                if options.no_kill:
+                    resumed = ""
+                text = f"{cell.loss:.1e} | {cell.weight:.1e} | {resumed}"
             except AssertionError as error:
-                last = [line for line in str(error).splitlines() if "Error" in line]
-                text = f"{last[-1] if last else str(error)[-1500:]} | |"
+                error_lines = [line for line in str(error).splitlines() if "Error" in line]
+                reason = error_lines[-1] if error_lines else str(error)[-1500:]
+                text = f"{reason} | |"
             lines.append(f"| {sharding} | {model} | {tuned} | {method} | {text} |")
             print(lines[-1], f"{time.perf_counter() - started:.1f} s", flush=True)
     if options.markdown:

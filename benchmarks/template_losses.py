@@ -202,14 +202,15 @@ def lost_parts(source: str, case: Case) -> list[str] | None:
         texts[stop] = rendered[0]
     lost: list[str] = []
     for part, (message, word) in case.words.items():
-        own = next(stop for stop in stops if stop > (message or 0))
-        if word not in texts[own]:
+        # the first sequence that the message is in
+        sequence_end = next(stop for stop in stops if stop > (message or 0))
+        if word not in texts[sequence_end]:
             lost.append(part)
     return lost
 
 
 def templates(paths: list[str]) -> Iterator[tuple[str, str]]:
-    """Names and sources."""
+    """Names and sources of the templates in these files, or of those in the installed TRL."""
     if paths:
         yield from ((Path(path).stem, Path(path).read_text("utf-8")) for path in paths)
         return
@@ -222,11 +223,12 @@ def templates(paths: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _kind(part: str) -> str:
-    """The name of a part without its numbers."""
+    """Name of a part without its numbers."""
     return " ".join(word for word in part.split("@")[0].split() if not word.isdigit())
 
 
-def _said(example: Example, template: ChatTemplate) -> str | None:
+def _finding(example: Example, template: ChatTemplate) -> str | None:
+    """Part that our check says the template leaves out."""
     try:
         return left_out(example, template)
     except RenderError:  # no loss mask can be determined, so nothing can be built with it
@@ -251,15 +253,14 @@ def main() -> None:
             if lost is None:
                 totals["refused"] += 1
                 continue
-            said = _said(case.example, template)
-            what = ("lost" if lost else "whole", "named" if said else "silent")
-            totals[" ".join(what)] += 1
+            finding = _finding(case.example, template)
+            totals[f"{'lost' if lost else 'whole'} {'named' if finding else 'silent'}"] += 1
             kinds.update({_kind(part) for part in lost})
             if options.details and lost:
-                print(f"  {name} | {case.name} | {', '.join(lost)} | {said}")
-            elif what == ("whole", "named"):
-                print(f"  FALSE ALARM {name} | {case.name} | {said}")
-            if what == ("lost", "silent"):
+                print(f"  {name} | {case.name} | {', '.join(lost)} | {finding}")
+            if finding and not lost:
+                print(f"  FALSE ALARM {name} | {case.name} | {finding}")
+            if lost and not finding:
                 print(f"  MISSED {name} | {case.name} | {', '.join(lost)}")
         print(f"{name}: {', '.join(f'{kind} {n}' for kind, n in kinds.items()) or 'nothing lost'}")
     print(dict(totals))

@@ -32,17 +32,19 @@ from posttrain.sampling.rollout import Task, roll_out
 from posttrain.training.rl.policy import InProcess
 from reward.rlvr import Domain, RoutedReward
 
-PROMPTS, GENERATIONS = 16, 8
+PROMPTS = 16
+GENERATIONS = 8
 ROUNDS = 3
 SECONDS = (0.1, 0.3)
 WORKERS = 8  # verifications at a time, as many as there are verifier processes at most
 
 
 class Slow:
-    """A verifier that takes its time."""
+    """Verifier that waits for some seconds."""
 
     def __init__(self, seconds: float) -> None:
-        self._seconds, self._workers = seconds, asyncio.Semaphore(WORKERS)
+        self._seconds = seconds
+        self._workers = asyncio.Semaphore(WORKERS)
 
     async def verify(self, prompt: Prompt, completion: Completion) -> Score:
         async with self._workers:
@@ -65,6 +67,7 @@ def sampler_of(checkpoint: str, batch_size: int) -> RenderedSampler:
 
 
 async def step(sampler: RenderedSampler, tasks: list[Task], seconds: float, *, beside: bool) -> Any:
+    """Seconds of a step, seconds until all was decoded, and the completions with their rewards."""
     verifier = Slow(seconds)
     reward = RoutedReward(lambda _: verifier, domains={"d": Domain(("",), 0.5)})
     begin: Callable[[Prompt, Completion], None] | None = reward.begin if beside else None
@@ -81,7 +84,7 @@ async def step(sampler: RenderedSampler, tasks: list[Task], seconds: float, *, b
         Group(tasks[k].prompt, tuple(completions[k : k + GENERATIONS]))
         for k in range(0, len(tasks), GENERATIONS)
     ]
-    rewards = [given.rewards for given in await reward.reward(groups, seed=0)]
+    rewards = [group.rewards for group in await reward.reward(groups, seed=0)]
     return time.perf_counter() - started, decoded, (completions, rewards)
 
 
@@ -104,9 +107,8 @@ def main() -> None:
                 asyncio.run(step(sampler, tasks, seconds, beside=beside)) for _ in range(ROUNDS)
             ]
             row[name] = round(statistics.median(total for total, _, _ in runs), 2)
-            row[f"{name}_behind_decoding"] = round(
-                statistics.median(total - d for total, d, _ in runs), 2
-            )
+            after_decoding = statistics.median(total - decoded for total, decoded, _ in runs)
+            row[f"{name}_behind_decoding"] = round(after_decoding, 2)
             outcomes += [outcome for _, _, outcome in runs]
         assert all(outcome == outcomes[0] for outcome in outcomes)
         print(json.dumps(row), flush=True)

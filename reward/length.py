@@ -13,7 +13,6 @@ responses take no part (theirs are scored 3).
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -49,53 +48,44 @@ def length_adjustments(
     answer_bonus: float = 0.5,
     quality_percentile: float = 80,
     truncated: Sequence[bool] | None = None,
-    style_densities: Sequence[float] | None = None,
-    style_coefficient: float = 0.0,
 ) -> Adjusted:
     """Apply length control to one group's rewards. Lengths are in any one unit, e.g. tokens.
 
     Args:
         base: base rewards; None, unscored, is in no minimum, maximum, mean or percentile.
         reasoning_lengths, answer_lengths: not negative. An answer of length 0 is missing: it takes
-            no part in the answers' weights, style and bonus. Reasoning of length 0 counts as short,
+            no part in the answers' weights and bonus. Reasoning of length 0 counts as short,
             but wins no bonus.
         reasoning_coefficient, answer_coefficient: c_r and c_a; 0 turns that part off.
         reasoning_bonus, answer_bonus: for the shortest that is not empty, the first of equal ones,
             if its base reward is at or above the percentile; otherwise for nobody.
         quality_percentile: 0 to 100, linear between the two nearest base rewards.
         truncated: the responses that a limit cut off: their answers are treated as missing.
-        style_densities: marks a character (`style_density`), needed for a `style_coefficient`;
-            centred as the lengths are, among the answers that are there.
 
     Fewer than two scored responses are not adjusted.
 
     Raises:
-        ValueError: lists of different lengths, a value not finite, a negative length or density, a
-            percentile outside 0 to 100, a style coefficient without densities.
+        ValueError: lists of different lengths, a value not finite, a negative length, a
+            percentile outside 0 to 100.
     """
-    densities = [0.0] * len(base) if style_densities is None else style_densities
     cut_off = [False] * len(base) if truncated is None else truncated
     coefficients = {
         "reasoning_coefficient": reasoning_coefficient,
         "answer_coefficient": answer_coefficient,
         "reasoning_bonus": reasoning_bonus,
         "answer_bonus": answer_bonus,
-        "style_coefficient": style_coefficient,
     }
     for name, value in coefficients.items():
         if not math.isfinite(value):
             raise ValueError(f"{name} must be finite, got {value}")
     if not 0 <= quality_percentile <= 100:
         raise ValueError(f"quality_percentile must be in 0 to 100, got {quality_percentile}")
-    if style_coefficient and style_densities is None:
-        raise ValueError("style_coefficient needs style_densities")
     for i, reward in enumerate(base):
         if reward is not None and not math.isfinite(reward):
             raise ValueError(f"base[{i}] is {reward}: an unscored response is None")
     columns: dict[str, Sequence[float]] = {
         "reasoning_lengths": reasoning_lengths,
         "answer_lengths": answer_lengths,
-        "style_densities": densities,
         "truncated": cut_off,
     }
     for name, values in columns.items():
@@ -120,7 +110,6 @@ def length_adjustments(
             reasoning_lengths, reasoned, passing, reasoning_bonus
         ),
         "answer_bonus": _bonus_of_shortest(answer_lengths, answered, passing, answer_bonus),
-        "style": _centred_weights(densities, answered, style_coefficient),
     }
     parts: dict[str, Values] = {}
     for name, additions in additions_by_part.items():
@@ -173,21 +162,15 @@ def with_lengths(
     is None.
     """
     reasoning_lengths, answer_lengths = _measure_lengths(completions, config)
-    densities = None
-    if config.style_coefficient:
-        densities = [style_density(completion.answer) for completion in completions]
     adjusted = length_adjustments(
         base,
         reasoning_lengths,
         answer_lengths,
         truncated=[completion.truncated for completion in completions],
-        style_densities=densities,
         **config.model_dump(exclude={"unit"}),
     )
     parts: dict[str, Column] = {"base": tuple(base)}
     parts |= {name: tuple(values) for name, values in adjusted.parts.items()}
-    if not config.style_coefficient:
-        del parts["style"]
     parts["reasoning_tokens"] = tuple(float(c.reasoning_tokens) for c in completions)
     parts["answer_tokens"] = tuple(float(c.answer_tokens) for c in completions)
     return tuple(adjusted.rewards), parts
@@ -212,33 +195,3 @@ def _measure_lengths(
         reasoning_lengths.append(float(sum(len((step.reasoning or "").strip()) for step in steps)))
         answer_lengths.append(float(sum(len(step.answer.strip()) for step in steps)))
     return reasoning_lengths, answer_lengths
-
-
-# a fence that is never closed runs to the end, as Markdown has it
-_CODE = re.compile(
-    r"^[ \t]*(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})[^\n]*"
-    r"(?:\n.*?)??(?:^[ \t]*(?P=fence)[`~]*[ \t]*$|\Z)",
-    re.MULTILINE | re.DOTALL,
-)
-# headings, list items, bold text, emoji
-_MARKS = (
-    re.compile(r"^ {0,3}#{1,6}[ \t]+\S", re.MULTILINE),
-    re.compile(r"^[ \t]*(?:[-*+]|\d{1,9}[.)])[ \t]+\S", re.MULTILINE),
-    re.compile(r"\*\*(?=\S)[^*\n]+\*\*|(?<!\w)__(?=\S)[^_\n]+__(?!\w)"),
-    re.compile(
-        "[\U0001f1e6-\U0001f1ff\U0001f300-\U0001f64f\U0001f680-\U0001f6ff"
-        "\U0001f900-\U0001f9ff\U0001fa70-\U0001faff\u2600-\u27bf\u2b50\u2b55]"
-    ),
-)
-
-
-def style_density(text: str) -> float:
-    """Marks per character outside fenced code, white space around it not counted; 0 of nothing.
-
-    Each emoji character counts: a flag is two, a sequence as many as it is made of.
-    """
-    prose = _CODE.sub("", text).strip()
-    if not prose:
-        return 0.0
-    marks = sum(len(mark.findall(prose)) for mark in _MARKS)
-    return marks / len(prose)

@@ -1,4 +1,4 @@
-"""Quantise a checkpoint to FP8 for servers, and measure what that costs, part by part.
+"""Quantise a checkpoint to FP8 or NVFP4 for servers, and measure what that costs, part by part.
 
 posttrain quantize --config tiny/quantize
 """
@@ -14,7 +14,7 @@ from posttrain.runs import MANIFEST, read_artifact
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = recipe_parser("Quantise a checkpoint to FP8.")
+    parser = recipe_parser("Quantise a checkpoint to FP8 or NVFP4.")
     recipe, options = parse_recipe(parser, QuantizeConfig, argv)
     if find_spec("modelopt") is None:
         raise ConfigError("quantize needs ModelOpt: pip install 'posttrain[quantize]'")

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
         judges = runner.run(open_judges(recipe.judge.models, stack))
 
         def judged_reward(cache: VerdictCache | None = None) -> JudgedReward:
-            judge = GenRmJudge(judges, recipe.judge, cache=cache)
+            judge = GenRmJudge(judges, recipe.judge, cache=cache, rollout_urls=recipe.rollout_urls)
             blocks: Any = {"pairing": recipe.pairing, "length": recipe.length}
             return JudgedReward(judge, config=recipe.judge, graders=plan.graders, **blocks)
 

@@ -240,6 +240,6 @@ def test_the_papers_recipes_have_the_papers_numbers():
     assert paper("build_genrm").swap
     rlhf = paper("rlhf")
     assert rlhf.pairing.strategy == "circular"
-    assert [*rlhf.length.model_dump().values()] == [0.5, 0.5, 0.5, 0.5, 80, "tokens", 0]
+    assert [*rlhf.length.model_dump().values()] == [0.5, 0.5, 0.5, 0.5, 80, "tokens"]
     assert [*rlhf.judge.sampling.model_dump().values()] == [0.6, 0.95, 0, 16384]
     assert rlhf.judge.retries == 3

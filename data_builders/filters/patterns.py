@@ -98,17 +98,23 @@ _NOT_PROSE = re.compile(
     re.DOTALL,
 )
 _LETTERS = re.compile(r"[^\W\d_]")
+# letters of the shortest text that is judged; ours. In fewer, a name or a quotation decides
+MIN_LETTERS = 200
 
 
 class LanguageCheck:
     """Finds texts in a language that is not allowed.
 
+    Args:
+        min_letters: letters of the shortest text that is judged, code and formulas not counted.
+
     Raises:
         ConfigError: py3langid is not installed, or does not know a language code.
     """
 
-    def __init__(self, limits: LanguageFilter) -> None:
+    def __init__(self, limits: LanguageFilter, *, min_letters: int = MIN_LETTERS) -> None:
         self._limits = limits
+        self._min_letters = min_letters
         self._identifier = _identifier()
         unknown = sorted(set(limits.allowed) - set(self._identifier.labels))
         if unknown:
@@ -121,7 +127,7 @@ class LanguageCheck:
         """First of three pieces of the text that is in a language not allowed."""
         for start, end in _pieces(text):
             piece = _prose(text, start, end)
-            if len(_LETTERS.findall(piece)) < self._limits.letters:
+            if len(_LETTERS.findall(piece)) < self._min_letters:
                 continue
             language, confidence = self._identifier.classify(piece)
             if language not in self._limits.allowed and confidence >= self._limits.confidence:

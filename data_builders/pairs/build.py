@@ -94,7 +94,6 @@ class BuiltPairs:
             "pairs": pair_counts(pairs),
             "requested_shares": dict(self.recipe.categories),
             "limited_by": self.selection.limited_by,
-            "rule": self.recipe.rule,
             "pair_counts": {
                 "in": len(pool.candidates) + sum(pool.pairs_dropped.values()),
                 "kept": len(pairs),

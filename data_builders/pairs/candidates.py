@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from data_builders.keyed import key64
 from data_builders.pairs.grading import GradedCompletion
-from posttrain.config.build_dpo import BuildDpoConfig, PairingRule
+from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.errors import DataError
 from posttrain.records import Category
 from posttrain.rollouts import Prompt
@@ -46,8 +46,6 @@ class CandidatePair:
 
 # Distance of two completions, None where their prompts were rendered differently.
 Compare = Callable[[GradedCompletion, GradedCompletion], float | None]
-# A category, and a reasoning mode where the recipe fixes the shares of both modes.
-Cell = tuple[Category, bool | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +178,7 @@ def _spread_pairs(
     better = shuffled("chosen", chosen)
     worse = shuffled("rejected", rejected)
     n_pairs = 0
-    for i, j in pair_indices(len(better), len(worse), recipe.rule):
+    for i, j in pair_indices(len(better), len(worse)):
         if n_pairs == recipe.pairs_per_prompt:
             return
         if better[i].text_key == worse[j].text_key:
@@ -214,16 +212,12 @@ def _unpaired_reason(completion: GradedCompletion, outcome: dict[Category, str])
     return reasons[0] if reasons else "category_not_built"
 
 
-def pair_indices(right: int, wrong: int, rule: PairingRule) -> Iterator[tuple[int, int]]:
+def pair_indices(right: int, wrong: int) -> Iterator[tuple[int, int]]:
     """Distinct pairs (position among the right, position among the wrong), best spread first.
 
-    Under `even` any beginning of the sequence uses each completion of a side k or k+1 times.
+    Any beginning of the sequence uses each completion of a side k or k + 1 times.
     """
     if not right or not wrong:
-        return
-    if rule == "once":
-        for k in range(min(right, wrong)):
-            yield k, k
         return
     # Both positions advance together, along a diagonal of the right × wrong table. A diagonal is
     # back at its start after lcm steps; the shift by k // cycle then begins the next one.
@@ -249,31 +243,26 @@ class Selection:
 def select_pairs(
     candidates: Sequence[CandidatePair], recipe: BuildDpoConfig, summary: str = ""
 ) -> Selection:
-    """Choose pairs so that the shares of categories and modes, and the total, are as requested.
+    """Choose pairs so that the shares of categories, and the total, are as requested.
 
     Args:
         summary: counts of the completions, for the error where there are no pairs.
 
     Raises:
-        DataError: a requested category or mode has no pairs at all.
+        DataError: a requested category has no pairs at all.
     """
-    thinking_on = recipe.thinking_on
     dropped: Counter[str] = Counter()
-    by_cell: dict[Cell, list[CandidatePair]] = defaultdict(list)
+    by_category: dict[Category, list[CandidatePair]] = defaultdict(list)
     for pair in candidates:
-        mode = None if thinking_on is None else pair.thinking
-        by_cell[pair.category, mode].append(pair)
-    for cell, pairs in by_cell.items():
-        pairs.sort(key=lambda pair: (pair.rank, pair.key))
-        if recipe.match_length:
-            by_cell[cell] = _match_lengths(pairs, dropped)
-
-    available = {cell: len(pairs) for cell, pairs in by_cell.items()}
-    shares = _cell_shares(recipe)
-    quotas, limited_by = _quotas(shares, available, recipe.total, summary)
+        by_category[pair.category].append(pair)
+    available: dict[Category, int] = {}
+    for category, pairs in by_category.items():
+        available[category] = len(pairs)
+    quotas, limited_by = _quotas(recipe.categories, available, recipe.total, summary)
     selected: list[CandidatePair] = []
-    for cell, pairs in by_cell.items():
-        quota = quotas.get(cell, 0)
+    for category, pairs in by_category.items():
+        pairs.sort(key=lambda pair: (pair.rank, pair.key))
+        quota = quotas.get(category, 0)
         selected += pairs[:quota]
         dropped["not_drawn"] += len(pairs) - quota
     selected.sort(key=lambda pair: (pair.prompt, pair.category, pair.rank))
@@ -281,84 +270,43 @@ def select_pairs(
     return Selection(tuple(selected), +dropped, limited_by)
 
 
-def _cell_shares(recipe: BuildDpoConfig) -> dict[Cell, float]:
-    """Share of all pairs that each cell has: a category, or one mode of a category."""
-    mode_shares: dict[bool | None, float] = {None: 1.0}
-    if recipe.thinking_on is not None:
-        mode_shares = {True: recipe.thinking_on, False: 1 - recipe.thinking_on}
-    shares: dict[Cell, float] = {}
-    for category, share in recipe.categories.items():
-        for mode, mode_share in mode_shares.items():
-            if mode_share:
-                shares[category, mode] = share * mode_share
-    return shares
-
-
 def _quotas(
-    shares: Mapping[Cell, float], available: Mapping[Cell, int], total: int | None, summary: str
-) -> tuple[dict[Cell, int], str | None]:
-    """Number of pairs to take from each cell so that shares hold, and the cell that limits them."""
-    empty = [cell for cell in shares if not available.get(cell)]
+    shares: Mapping[Category, float],
+    available: Mapping[Category, int],
+    total: int | None,
+    summary: str,
+) -> tuple[dict[Category, int], Category | None]:
+    """Pairs to take of each category so that the shares hold, and the category that limits them."""
+    empty: list[Category] = [category for category in sorted(shares) if not available.get(category)]
     if empty:
-        names = ", ".join(_cell_name(cell) for cell in sorted(empty, key=str))
         source = f" in {summary}" if summary else ""
-        raise DataError(f"no pairs of {names}{source}: {_empty_cell_advice(empty)}")
-    limit, scarcest = min((available[cell] / share, cell) for cell, share in shares.items())
+        raise DataError(f"no pairs of {', '.join(empty)}{source}: {_advice_on_empty(empty)}")
+    scarcest = min(shares, key=lambda category: (available[category] / shares[category], category))
+    limit = available[scarcest] / shares[scarcest]
     if total is not None and total <= limit:
         size = total
         limited_by = None
     else:
         # 1e-9: a limit such as 299.99999999999994 stands for 300
         size = math.floor(limit + 1e-9)
-        limited_by = _cell_name(scarcest)
-    exact = {cell: share * size for cell, share in shares.items()}
-    quotas = {cell: min(math.floor(pairs), available[cell]) for cell, pairs in exact.items()}
+        limited_by = scarcest
+    exact: dict[Category, float] = {}
+    quotas: dict[Category, int] = {}
+    for category, share in shares.items():
+        exact[category] = share * size
+        quotas[category] = min(math.floor(exact[category]), available[category])
     # the largest remainders get what rounding down withheld
-    for cell in sorted(exact, key=lambda cell: (quotas[cell] - exact[cell], str(cell))):
-        if sum(quotas.values()) < size and quotas[cell] < available[cell]:
-            quotas[cell] += 1
+    for category in sorted(exact, key=lambda name: (quotas[name] - exact[name], name)):
+        if sum(quotas.values()) < size and quotas[category] < available[category]:
+            quotas[category] += 1
     return quotas, limited_by
 
 
-def _empty_cell_advice(empty: Sequence[Cell]) -> str:
-    """Advice on what to change where cells have no pairs, for the error."""
-    if {category for category, _ in empty} == {"offline"}:
+def _advice_on_empty(empty: Sequence[Category]) -> str:
+    """Advice on what to change where categories have no pairs, for the error."""
+    if set(empty) == {"offline"}:
         return "leave that out of the recipe, or mend the rows"
     return (
         "leave that out of the recipe, or sample prompts that give some, with a higher max_tokens "
         "if many are truncated"
     )
-
-
-def _cell_name(cell: Cell) -> str:
-    """Category, with its reasoning mode where the recipe tells modes apart."""
-    category, thinking = cell
-    if thinking is None:
-        return category
-    return f"{category} (reasoning {'on' if thinking else 'off'})"
-
-
-def _match_lengths(pairs: Sequence[CandidatePair], dropped: Counter[str]) -> list[CandidatePair]:
-    """Pairs balanced by length: the chosen side is the longer one as often as the shorter one.
-
-    Pairs are matched with pairs whose lengths differ by about as much, so that the balance holds
-    for small and for large differences.
-    """
-    matched: set[int] = set()  # positions in `pairs`
-    shorter: dict[int, list[int]] = defaultdict(list)  # bin → positions with the shorter chosen
-    longer: dict[int, list[int]] = defaultdict(list)
-    for k, pair in enumerate(pairs):
-        difference = pair.chosen.length - pair.rejected.length
-        if difference == 0:
-            matched.add(k)
-            continue
-        # half an octave a bin: differences of 8–11 tokens match each other, 12–15 likewise
-        octave_half = int(2 * math.log2(abs(difference)))
-        bins = longer if difference > 0 else shorter
-        bins[octave_half].append(k)
-    for octave_half in shorter.keys() & longer.keys():
-        n_matched = min(len(shorter[octave_half]), len(longer[octave_half]))
-        matched.update(shorter[octave_half][:n_matched])
-        matched.update(longer[octave_half][:n_matched])
-    dropped["length_unmatched"] += len(pairs) - len(matched)
-    return [pair for k, pair in enumerate(pairs) if k in matched]

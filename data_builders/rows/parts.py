@@ -24,6 +24,9 @@ from posttrain.errors import DataError
 from posttrain.hashing import digest_of, sha256_file
 
 Kind = Literal["lines", "parquet", "directory", "whole", "hub"]
+# bytes of the largest parts: a worker takes one at a time, and a killed build repeats at most one
+# for each worker
+PART_BYTES = 1 << 26
 # a part has at most 1/32 of the bytes of its source before it, but no less than 1 MiB; ours
 _GROWTH = 32
 _SMALLEST_PART = 1 << 20

@@ -24,6 +24,7 @@ from data_builders.decontamination.match import (
 from data_builders.progress import Stages
 from data_builders.rows.files import input_files, refuse_files_twice
 from data_builders.rows.inputs import Input, as_stats, check_unchanged, find_parents, scan_inputs
+from data_builders.rows.parts import PART_BYTES
 from data_builders.sft.audit import audit_sources
 from data_builders.sft.duplicates import Copies, dropped_lines, find_copies
 from data_builders.sft.part import WorkerState, prepare_sources
@@ -61,6 +62,7 @@ from posttrain.jsontext import write_jsonl
 from posttrain.pages.supervision import ROWS as SUPERVISION
 from posttrain.runs import Run, read_artifact
 from posttrain.tokens.renderer import DataRenderer, load_data_renderer
+from posttrain.tokens.tokenizer import Backend
 
 KIND = "sft_data"
 
@@ -86,7 +88,7 @@ class Setup:
 
 def build_config(recipe: BuildSftConfig) -> dict[str, Any]:
     """Keys of the recipe that decide the data, without those of how the work is done."""
-    excluded = {"out": True, **dict.fromkeys(EXECUTION, True), "tokenizer": {"backend"}}
+    excluded = dict.fromkeys(("out", *EXECUTION), True)
     for name in OPTIONAL:
         if getattr(recipe, name) is None:
             excluded[name] = True
@@ -177,7 +179,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
 
     # -- every input file hashed, and cut into parts
     inputs, parts = scan_inputs(
-        recipe.sources, setup.base_dir, part_bytes=recipe.part_bytes, threads=recipe.workers
+        recipe.sources, setup.base_dir, part_bytes=PART_BYTES, threads=recipe.workers
     )
     inputs += setup.evaluation
     if stage.complete:
@@ -298,24 +300,25 @@ def _open_executor(setup: Setup, stack: ExitStack) -> Executor:
     config = recipe.tokenizer
     if recipe.executor == "local" and recipe.workers == 1:
         return Serial(WorkerState(recipe, lambda: (setup.renderer, setup.decontaminator)))
-    # the library that proved exact here, and absolute paths: a worker may start elsewhere
-    changed = {"backend": setup.renderer.encoder.name}
+    # absolute paths: a worker may start elsewhere
+    changed: dict[str, str] = {}
     if Path(config.path).is_dir():
         changed["path"] = str(Path(config.path).absolute())
     if Path(config.chat_template).is_file():
         changed["chat_template"] = str(Path(config.chat_template).absolute())
     worker_recipe = recipe.model_copy(update={"tokenizer": config.model_copy(update=changed)})
-    load = partial(_load, worker_recipe, setup.base_dir.absolute(), setup.evaluation)
+    backend = setup.renderer.encoder.name  # the library that proved exact here
+    load = partial(_load, worker_recipe, setup.base_dir.absolute(), setup.evaluation, backend)
     pool = RayPool if recipe.executor == "ray" else ProcessPool
     return stack.enter_context(pool(partial(WorkerState, recipe, load), recipe.workers))
 
 
 def _load(
-    recipe: BuildSftConfig, base_dir: Path, evaluation: Sequence[Input]
+    recipe: BuildSftConfig, base_dir: Path, evaluation: Sequence[Input], backend: Backend
 ) -> tuple[DataRenderer, Decontaminator | None]:
     """Load a worker's tokenizer with its template, and its decontaminator."""
     decontaminator = load_decontaminator(recipe.decontamination, base_dir, evaluation)
-    return load_data_renderer(recipe.tokenizer), decontaminator
+    return load_data_renderer(recipe.tokenizer, backend=backend), decontaminator
 
 
 def _setup_stats(setup: Setup) -> dict[str, Any]:

@@ -36,13 +36,17 @@ from posttrain.audit.limits import violations
 from posttrain.chat import ChatTemplate
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.errors import ConfigError, DataError
+from posttrain.records import Example
 from posttrain.report.console import print_sections
 from posttrain.report.section import Section, Table
 
 PROBED = 64  # records of each source that every build prepares first
 PROBED_DRY = 1_000  # the same for a dry run: all of a small source
 _TOKENIZER_RECORDS = 16  # records of each source that a tokenizer is tried on
+_TOKENIZER_CHARACTERS = 32_768  # of each of their texts, which the slower library reads too
 _MAX_ROWS = 5_000  # rows that are read to find these records
+# of the records prepared first: 1,000 of 4,000 tokens, or 16 of 250,000
+_MAX_CHARACTERS = 16_000_000
 _BYTES_PER_TOKEN = 8  # an id and a label, four bytes each
 _ESTIMATE_TOLERANCE = 0.1  # added to the mixture's tolerance where amounts are estimated; ours
 _OVERSIZED = 32  # a pack this many times the longest sequence is far too long; ours
@@ -109,12 +113,18 @@ def probe_source(preparer: Preparer, base_dir: Path, *, records: int = PROBED) -
     rows = matching_rows(open_rows(source, base_dir), fields)
     items = examples_of(rows, source, allowed_licenses=recipe.licenses, counts=counts.rows)
     placed: list[PlacedExample] = []
+    characters = 0
     complete = True
     for item in items:
         if isinstance(item, PlacedExample):
             placed.append(item)
-        if len(placed) == records or counts.rows.rows_in == _MAX_ROWS:
+            characters += sum(len(text) for text in _texts(item.example))
+        enough = len(placed) == records or characters >= _MAX_CHARACTERS
+        if enough or counts.rows.rows_in == _MAX_ROWS:
+            rows_read = counts.rows.rows_in
             complete = next(items, None) is None
+            # the row that was looked at is not among those prepared, of which others are estimated
+            counts.rows.rows_in = rows_read
             break
     unbounded = prepare_unbounded([item.example for item in placed], preparer)
     prepared = [within_capacity(record, preparer) for record in unbounded]
@@ -155,11 +165,18 @@ def first_texts(recipe: BuildSftConfig, base_dir: Path) -> list[str]:
         items = examples_of(rows, source, allowed_licenses=recipe.licenses)
         placed = (item for item in islice(items, _MAX_ROWS) if isinstance(item, PlacedExample))
         for item in islice(placed, _TOKENIZER_RECORDS):
-            for message in item.example.messages:
-                texts.append(message.content)
-                texts.append(message.reasoning or "")
+            texts += [text[:_TOKENIZER_CHARACTERS] for text in _texts(item.example)]
     # half a surrogate pair cannot be encoded; its record will be dropped
     return [text for text in texts if text.encode("utf-8", "replace").decode() == text]
+
+
+def _texts(example: Example) -> list[str]:
+    """Contents and traces of a record's messages."""
+    texts: list[str] = []
+    for message in example.messages:
+        texts.append(message.content)
+        texts.append(message.reasoning or "")
+    return texts
 
 
 def check_template(template: ChatTemplate) -> None:

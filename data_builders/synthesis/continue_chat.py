@@ -32,6 +32,8 @@ from posttrain.config.synthesize import ContinueChat
 from posttrain.records import Example, Message
 from posttrain.runs import Parent
 
+_MAX_CHARACTERS = 20_000  # of an added turn; ours
+
 
 class ChatContinuation(SynthesisKind):
     """The kind `continue_chat`; the content of its seeds is an `Example`."""
@@ -78,7 +80,7 @@ class ChatContinuation(SynthesisKind):
 
     def _refuse_unfit(self, text: str) -> None:
         """Raise Discarded for a turn that is too long or repeats itself."""
-        if len(text) > self.config.longest:
+        if len(text) > _MAX_CHARACTERS:
             raise Discarded("too_long", f"{len(text):,} characters")
         if (loop := find_repetition(text, RepetitionFilter())) is not None:
             raise Discarded("repetition", text[loop.start : loop.start + 200])

@@ -52,6 +52,8 @@ from posttrain.sampling.rollout import Task
 from reward.graders.base import Attempt, Grader
 
 EXAMPLES = 5  # seeds shown of those that are kept, and of each reason to drop
+CHUNK = 1024  # completions of a model in process that are saved together
+PLANTED = 20  # finished rows that are spoiled in one place and checked again
 _MAX_ROUNDS = 400  # a kind that takes more would ask for ever
 End = Keep | Discarded
 
@@ -313,7 +315,7 @@ async def _sample_model(
                     to=answers,
                     open_environment=kind.open_environment,
                     limits=limits,
-                    chunk=recipe.chunk,
+                    chunk=CHUNK,
                     at_once=rollouts_at_once(model.backend),
                     max_failure_rate=recipe.max_failure_rate,
                     progress=progress,
@@ -342,7 +344,7 @@ def _plant_bad_rows(
     kept_works.sort(key=lambda work: key64(recipe.seed, "planted", work.seed.id))
     planted_works: list[Work] = []
     for work in kept_works:
-        if len(planted_works) == recipe.checks.planted:
+        if len(planted_works) == PLANTED:
             break
         rounds = kind.spoil(work.seed, work.rounds)
         if rounds is not None:

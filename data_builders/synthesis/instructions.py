@@ -47,6 +47,7 @@ from reward.environments.instruction_following import (
 from reward.graders.base import Attempt
 
 _ENVIRONMENT = InstructionFollowingEnvironment()
+_MAX_CHARACTERS = 2_000  # of a query; ours
 _MAX_DRAWS = 50  # rows of the environment, until one has a constraint that the recipe names
 
 
@@ -93,7 +94,7 @@ class ConstrainedConversations(SynthesisKind):
                 constraints=wording,
             )
             query = yield from ask_text(Ask("user", prompt_of(seed, f"query-{turn}", text)))
-            if len(query) > self.config.longest:
+            if len(query) > _MAX_CHARACTERS:
                 raise Discarded("too_long", f"{len(query):,} characters")
             messages.append(Message("user", f"{query} {wording}"))
             metadata = {"constraints": constraints}

@@ -1,10 +1,17 @@
 """Questions on many documents, of which several are needed, at lengths that a tokenizer measures.
 
-Needles: values of several documents are listed. Multi-hop: a chain from document to document is
-followed to its end. Aggregation: amounts of several documents are summed. The gold is computed from
-the finished texts, and so is the proof that each needed document is needed: without it, the same
-computation gives another answer, or none. Written: a model writes the question on texts of others,
-and a solver has to come to the answer with all of them and to fail without any one.
+    single_needle  the only code of all documents            (one document is needed)
+    multi_key      the code of one town, others have codes   (one document is needed)
+    multi_value    all codes of one town
+    needles        the codes of several towns
+    multi_hop      a chain from document to document is followed to its end
+    variables      all variables with a value, which passes from one to the next
+    aggregation    amounts of several documents are summed
+
+The gold is computed from the finished texts, and so is the proof that each needed document is
+needed: without it, the same computation gives another answer, or none. Written: a model writes the
+question on texts of others, and a solver has to come to the answer with all of them and to fail
+without any one.
 """
 
 from __future__ import annotations
@@ -61,6 +68,7 @@ _NAMES = (
 )  # fmt: skip
 _HEADS = ("Ar", "Bel", "Cor", "Dra", "El", "Fen", "Gor", "Hal", "Is", "Jor", "Kal", "Lor")
 _TAILS = ("dale", "mark", "vik", "stead", "holm", "wick", "ford", "by", "ness", "thorp", "mere")
+_VARIABLES = tuple(map("".join, itertools.product("BCDFGHJKLMNPQRSTVWXZ", repeat=3)))
 _REGIONS = ("the north", "the coast", "the valley", "the highlands")
 _SENTENCES = (
     "The clerk signed the book on day {n}.",
@@ -74,6 +82,8 @@ _WRITTEN = re.compile(r"Question:\s*(\S.*?)\s*\n\s*Answer:[ \t]*(\S.*)")
 _LONGEST_ANSWER = 80  # characters; a longer one cannot be compared word for word
 _CODE = re.compile(r"The access code of (\w+) is (\d+)\.")
 _HANDED = re.compile(r"(\w+) handed the blue folder to (\w+)\.")
+_ASSIGNED = re.compile(r"The variable ([A-Z]{3}) has the value (\d+)\.")
+_COPIED = re.compile(r"The variable ([A-Z]{3}) has the same value as the variable ([A-Z]{3})\.")
 _CRATES = re.compile(r"The depot of (\w+) lies in ([a-z ]+) and holds (\d+) crates of rope\.")
 
 
@@ -98,14 +108,27 @@ class LongQuestion:
     """A question behind its documents.
 
     Attributes:
-        needed: positions of the needed documents, from 1.
+        needed: numbers of the needed documents, from 1.
         tokens: tokens of all documents together.
+        length: tokens that they may have.
+        positions: share of the tokens that stands before each needed document, in [0, 1).
     """
 
     text: str
     gold: str
     needed: tuple[int, ...]
     tokens: int
+    length: int
+    positions: tuple[float, ...]
+
+    def metadata(self) -> Row:
+        """What an evaluation by length and position reads of a row."""
+        return {
+            "needed": list(self.needed),
+            "positions": list(self.positions),
+            "tokens": self.tokens,
+            "length": self.length,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +218,7 @@ class LongDocumentQuestions(SynthesisKind):
         if score.value is None or score.value < _ENVIRONMENT.passes_at:
             raise Discarded("wrong_answer", score.explanation)
         row = chat_row(
-            [*prompt.messages, *completion.messages],
-            gold=question.gold,
-            tokens=question.tokens,
-            needed=list(question.needed),
+            [*prompt.messages, *completion.messages], gold=question.gold, **question.metadata()
         )
         return Keep((row,), tasks=tasks, checks=(*checks, _ENVIRONMENT.name))
 
@@ -258,7 +278,8 @@ class LongDocumentQuestions(SynthesisKind):
             ConfigError: there is not even room for the needed ones.
         """
         documents = list(facts.needed)
-        total = sum(map(self._count_tokens, documents))
+        counts = [self._count_tokens(document) for document in documents]
+        total = sum(counts)
         if total > length:
             raise ConfigError(
                 f"lengths: {length:,} tokens do not hold {len(documents)} needed documents of "
@@ -269,30 +290,34 @@ class LongDocumentQuestions(SynthesisKind):
         available = iter([*facts.distractors, *unused_pieces])
         while True:
             document = next(available, None) or _write_filler(rng)
-            total += self._count_tokens(document)
+            count = self._count_tokens(document)
+            total += count
             if total > length:
                 break
             documents.append(document)
+            counts.append(count)
         order = rng.sample(range(len(documents)), len(documents))
-        texts = [documents[index] for index in order]
-        needed = [order.index(index) + 1 for index in range(len(facts.needed))]
-        return self._fit_to_length(texts, sorted(needed), facts, length=length)
-
-    def _fit_to_length(
-        self, texts: list[str], needed: list[int], facts: Facts, *, length: int
-    ) -> LongQuestion:
-        """Number the documents, and remove unneeded ones from the end until all fit."""
         while True:
-            documents = _number_documents(texts)
-            tokens = len(self._token_ids(documents))
+            texts = [documents[index] for index in order]
+            numbered = _number_documents(texts)
+            tokens = len(self._token_ids(numbered))
             if tokens <= length:
                 break
-            unneeded = max(set(range(1, len(texts) + 1)) - set(needed))
-            del texts[unneeded - 1]
-            needed = [position - (position > unneeded) for position in needed]
-        gold = facts.solve(texts)
-        text = f"{documents}\n\n{facts.question} {_END}"
-        return LongQuestion(text, gold or "", tuple(needed), tokens)
+            # tokens of a number of four digits, say, were not counted
+            excess = tokens - length
+            while excess > 0:
+                last = max(k for k, index in enumerate(order) if index >= len(facts.needed))
+                excess -= counts[order.pop(last)]
+        before = list(itertools.accumulate((counts[index] for index in order), initial=0))
+        needed = [k for k, index in enumerate(order) if index < len(facts.needed)]
+        return LongQuestion(
+            f"{numbered}\n\n{facts.question} {_END}",
+            facts.solve(texts) or "",
+            needed=tuple(k + 1 for k in needed),
+            tokens=tokens,
+            length=length,
+            positions=tuple(round(before[k] / before[-1], 6) for k in needed),
+        )
 
     def _count_tokens(self, document: str) -> int:
         return len(self._token_ids(f"Document 100.\n{document}\n\n"))
@@ -303,7 +328,8 @@ class LongDocumentQuestions(SynthesisKind):
             from posttrain.tokens.tokenizer import load_any_tokenizer
 
             self._tokenizer = load_any_tokenizer(self.config.tokenizer)
-        encoded: Any = self._tokenizer(text, add_special_tokens=False)
+        # no warning of a text that is longer than the model of the tokenizer takes
+        encoded: Any = self._tokenizer(text, add_special_tokens=False, verbose=False)
         return encoded["input_ids"]
 
 
@@ -338,7 +364,7 @@ def _chat_example(text: str, family: str) -> Example:
 
 def _task_row(seed_id: str, question: LongQuestion) -> Row:
     family = seed_id.partition("-")[0]
-    metadata = {"needed": list(question.needed), "tokens": question.tokens, "family": family}
+    metadata = {**question.metadata(), "family": family}
     return {
         "environment": _ENVIRONMENT.name,
         "id": seed_id,
@@ -351,14 +377,28 @@ def _task_row(seed_id: str, question: LongQuestion) -> Row:
 # -- families --------------------------------------------------------------------------------------
 
 
+def _single_needle(rng: random.Random, _: int) -> Facts:
+    """Access code of one town, the only one."""
+    return _codes_of_towns(rng, requested=1, others=0)
+
+
+def _multi_key(rng: random.Random, needed: int) -> Facts:
+    """Access code of one town among those of others."""
+    return _codes_of_towns(rng, requested=1, others=_DISTRACTORS * needed)
+
+
 def _needles(rng: random.Random, needed: int) -> Facts:
     """Access codes of towns: the codes of several are asked for."""
-    towns = _draw_towns(rng, needed * (1 + _DISTRACTORS))
+    return _codes_of_towns(rng, requested=needed, others=_DISTRACTORS * needed)
+
+
+def _codes_of_towns(rng: random.Random, *, requested: int, others: int) -> Facts:
+    towns = _draw_towns(rng, requested + others)
     codes = rng.sample(range(1000, 10_000), len(towns))
     facts: list[str] = []
     for town, code in zip(towns, codes, strict=True):
         facts.append(f"The access code of {town} is {code}.")
-    requested_towns = towns[:needed]
+    requested_towns = towns[:requested]
 
     def solve(documents: Sequence[str]) -> str | None:
         code_by_town: dict[str, str] = {}
@@ -366,10 +406,71 @@ def _needles(rng: random.Random, needed: int) -> Facts:
             for match in _CODE.finditer(text):
                 code_by_town[match[1]] = match[2]
         requested_codes = [code_by_town.get(town) for town in requested_towns]
-        return None if None in requested_codes else json_text(requested_codes)
+        if None in requested_codes:
+            return None
+        return requested_codes[0] if requested == 1 else json_text(requested_codes)
 
     names = ", ".join(requested_towns)
     question = f"What are the access codes of {names}? Give them as a list: [1, 2]."
+    if requested == 1:
+        question = f"What is the access code of {names}? Give the number alone."
+    return _pad_facts(facts[:requested], facts[requested:], question, solve, rng)
+
+
+def _multi_value(rng: random.Random, needed: int) -> Facts:
+    """Several access codes of one town, while other towns have as many."""
+    towns = _draw_towns(rng, 1 + _DISTRACTORS)
+    codes = rng.sample(range(1000, 10_000), needed * len(towns))
+    facts: list[str] = []
+    for number, code in enumerate(codes):
+        facts.append(f"The access code of {towns[number // needed]} is {code}.")
+
+    def solve(documents: Sequence[str]) -> str | None:
+        requested_codes: set[str] = set()
+        for text in documents:
+            for match in _CODE.finditer(text):
+                if match[1] == towns[0]:
+                    requested_codes.add(match[2])
+        return json_text(sorted(requested_codes)) if requested_codes else None
+
+    question = (
+        f"The documents name several access codes of {towns[0]}. Give all of them as a list: "
+        "[1, 2]."
+    )
+    return _pad_facts(facts[:needed], facts[needed:], question, solve, rng)
+
+
+def _variables(rng: random.Random, needed: int) -> Facts:
+    """Variables of which each has the value of another, while other chains have other values."""
+    names = rng.sample(_VARIABLES, needed * (1 + _DISTRACTORS))
+    values = rng.sample(range(10_000, 100_000), 1 + _DISTRACTORS)
+    facts: list[str] = []
+    for number, name in enumerate(names):
+        if number % needed:
+            previous = names[number - 1]
+            facts.append(f"The variable {name} has the same value as the variable {previous}.")
+        else:
+            facts.append(f"The variable {name} has the value {values[number // needed]}.")
+    requested_value = str(values[0])
+
+    def solve(documents: Sequence[str]) -> str | None:
+        variables: list[str] = []
+        copies: dict[str, list[str]] = {}
+        for text in documents:
+            variables += [
+                match[1] for match in _ASSIGNED.finditer(text) if match[2] == requested_value
+            ]
+            for match in _COPIED.finditer(text):
+                copies.setdefault(match[2], []).append(match[1])
+        # the list grows while it is read
+        for name in variables:
+            variables += [copy for copy in copies.get(name, ()) if copy not in variables]
+        return json_text(sorted(set(variables))) if variables else None
+
+    question = (
+        f"Which variables have the value {requested_value}? Give the names of all of them as a "
+        "list: [AAA, BBB]."
+    )
     return _pad_facts(facts[:needed], facts[needed:], question, solve, rng)
 
 
@@ -433,8 +534,12 @@ def _sum(rng: random.Random, needed: int) -> Facts:
 
 
 FAMILIES: dict[str, Callable[[random.Random, int], Facts]] = {
+    "single_needle": _single_needle,
+    "multi_key": _multi_key,
+    "multi_value": _multi_value,
     "needles": _needles,
     "multi_hop": _chain,
+    "variables": _variables,
     "aggregation": _sum,
 }
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from data_builders.synthesis.engine import models_of
+from data_builders.synthesis.engine import CHUNK, models_of
 from data_builders.synthesis.steps import Ask, Asks, Discarded, Seed, SynthesisKind
 from posttrain.config.synthesize import SynthesisModel, SynthesizeConfig
 from posttrain.evaluation.cost import money
@@ -100,7 +100,7 @@ def plan_times(
                 prompts_of(role, asks),
                 parameters=model.sampling.parameters(),
                 tokens=sum(row["output"] for row in model_rows),
-                rows=min(getattr(model.backend, "batch_size", 1), recipe.chunk, completions),
+                rows=min(getattr(model.backend, "batch_size", 1), CHUNK, completions),
             )
             times[model.name] = asyncio.run(timing)
     return times

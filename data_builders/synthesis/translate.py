@@ -55,6 +55,9 @@ _REFUSAL = re.compile(
     r"|(?:here is|here's) the translation|unable to translate|cannot translate)",
     re.IGNORECASE,
 )
+# letters of the shortest row whose language is identified: fewer than in a filter of rows, since a
+# translated chat may be short and another language in it is a failed translation
+_MIN_LETTERS = 80
 _TRANSLATED_ROLES = ("system", "user", "assistant")
 
 
@@ -87,10 +90,8 @@ class Translation(SynthesisKind):
 
     def __init__(self, config: Translate, setup: KindSetup) -> None:
         super().__init__(config, setup)
-        limits = LanguageFilter(
-            allowed=(config.language,), letters=config.letters, confidence=config.confidence
-        )
-        self._language = LanguageCheck(limits)
+        limits = LanguageFilter(allowed=(config.language,))
+        self._language = LanguageCheck(limits, min_letters=_MIN_LETTERS)
 
     def inputs(self) -> tuple[list[Input], list[Parent]]:
         return row_inputs(self.config.sources, self.setup.out)

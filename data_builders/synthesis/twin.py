@@ -46,6 +46,8 @@ from reward.graders.base import Attempt
 from reward.graders.final_answer import last_boxes
 
 _FINAL = re.compile(r"####\s*(.+)")
+# largest difference of pass rates at which a variant counts as difficult as its original; ours
+_BAND = 0.5
 _NAMES = (
     ("Anna", "Beth", "Carla", "Dana", "Ella", "Emma", "Hannah", "Jane", "Julie", "Kate", "Laura",
      "Lisa", "Maria", "Mary", "Mia", "Nina", "Olivia", "Rachel", "Sarah", "Sophia", "Tina"),
@@ -215,7 +217,7 @@ class VariantTasks(SynthesisKind):
         original_rate, *variant_rates = rates
         kept_variants: list[GoldTask] = []
         for variant, rate in zip(variants, variant_rates, strict=True):
-            is_within = abs(rate - original_rate) <= self.config.band
+            is_within = abs(rate - original_rate) <= _BAND
             yield Note("difficulty within the band", "yes" if is_within else "no")
             if is_within:
                 kept_variants.append(variant)

@@ -207,7 +207,8 @@ def write_judgements(run: Run, config: TinyJudgementsConfig) -> Manifest:
         rows = _drop_repeated_pairs(pairs)
         dropped["repeated_pair"] += len(pairs) - len(rows)
         if name == "warm_up":
-            rows = [warm_up_row(pair, layout=config.layout) for pair in rows]
+            # as `recipes/tiny/build_genrm.yaml` asks the judge afterwards
+            rows = [warm_up_row(pair, layout="compact") for pair in rows]
         rows_by_file[name] = rows
     for name, rows in rows_by_file.items():
         text = "".join(json_text(row) + "\n" for row in rows)

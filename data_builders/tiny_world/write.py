@@ -43,6 +43,11 @@ CONTROL = (PAD, START, END)
 # ordinary text to a decoder, so that skipping special tokens loses no reasoning and no call
 TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
+# the families say little: more tokens would be whole sentences
+VOCAB_SIZE = 1024
+# first training rows of each family that the tokenizer is trained on
+TOKENIZER_ROWS = 400
+
 # words (tool names among them), single digits, runs of XML-like tags, the rest
 PIECES = r" ?\p{L}[\p{L}_]*|\p{N}|(?:\n?</?[a-z_]+[>=])+| ?[^\s\p{L}\p{N}<]+|<|\s"
 
@@ -129,13 +134,7 @@ def check_families(config: TinyWorldConfig) -> None:
 def items_of(config: TinyWorldConfig, family: str, split: Split) -> Iterator[dict[str, Any]]:
     """Items of one family and split, in order, repeats included."""
     rows = config.families[family]
-    verbosity = config.verbosity
-    choices = Choices(
-        difficulties=rows.difficulties,
-        verbosity=(verbosity.terse, verbosity.plain, verbosity.chatty),
-        tools_declared=rows.tools_declared,
-        several_turns=rows.several_turns,
-    )
+    choices = Choices(difficulties=rows.difficulties, tools_declared=rows.tools_declared)
     if split == "train":
         seed = config.seed
         count = rows.train
@@ -150,7 +149,7 @@ def _render_tokenizer_texts(config: TinyWorldConfig, template: ChatTemplate) -> 
     """Render the conversations that the tokenizer is trained on: the first rows of each family."""
     for family in config.families:
         items = items_of(config, family, "train")
-        for item in itertools.islice(items, config.tokenizer.rows_per_family):
+        for item in itertools.islice(items, TOKENIZER_ROWS):
             row = training_row(item)
             messages = [message_to_template(message_of(message)) for message in row["messages"]]
             yield template.text(messages, tools=row["tools"])
@@ -190,7 +189,7 @@ def write_world(run: Run, config: TinyWorldConfig, *, template: ChatTemplate) ->
     tokenizer = train_tokenizer(
         _render_tokenizer_texts(config, template),
         template=template,
-        vocab_size=config.tokenizer.vocab_size,
+        vocab_size=VOCAB_SIZE,
     )
     names = write_tokenizer(tokenizer, out / "tokenizer", template=template)
     files: dict[str, int | None] = {}

@@ -73,24 +73,14 @@ FIGURES = {
         "Mask what the assistant does not write.",
     ),
     "everything_trained": Figure("every token trained", "every token is trained"),
-    "trained": Figure(
-        "",
-        "the loss is taken",
-        "min_trained",
-        "Look for long prompts, and for turns that the mask leaves out.",
-    ),
+    "trained": Figure("", "the loss is taken"),
     "duplicated": Figure(
         "exact copies",
         "an exact copy of another sequence is present",
         "max_duplicated",
         "Deduplicate the source, or lower its share.",
     ),
-    "empty_think": Figure(
-        "empty trace",
-        "an answer is trained after an empty trace",
-        "max_empty_think",
-        "Did reasoning get lost while reading? Look at reasoning.strip and fields.reasoning.",
-    ),
+    "empty_think": Figure("empty trace", "an answer is trained after an empty trace"),
     "cut_trace": Figure("trace cut to a budget"),
     "clipped": Figure("end clipped off"),
     "least_trained": Figure("", "the smallest share is trained"),
@@ -126,11 +116,10 @@ def violations(source: str, figures: Mapping[str, Any], limits: SupervisionLimit
         limit = getattr(limits, figure.limit)
         is_crossed = actual < limit if _is_minimum(figure) else actual > limit
         if is_crossed:
-            unit = "tokens" if name == "trained" else "sequences"
             sentences.append(
-                f"source {source!r}: {figure.means} in {actual:.2%} of {figures[unit]:,} {unit} "
-                f"({figures[name]:,}), limits.{figure.limit} allows {_bound_words(figure)} "
-                f"{limit:.2%}. {figure.advice}"
+                f"source {source!r}: {figure.means} in {actual:.2%} of {figures['sequences']:,} "
+                f"sequences ({figures[name]:,}), limits.{figure.limit} allows "
+                f"{_bound_words(figure)} {limit:.2%}. {figure.advice}"
             )
     return sentences
 

@@ -21,11 +21,8 @@ class SupervisionLimits(Strict):
         prompt, or a chat pasted into an answer.
     max_prompt_trained: largest share that trains a token of a system, user or tool turn, where
         these can be told apart.
-    min_trained: least share of trained *tokens*; long documents with a short answer are honest.
     max_duplicated: largest share of copies of another sequence, beside the mixture's repeats; some
         sets repeat a short chat on purpose.
-    max_empty_think: largest share that trains an answer after an empty trace, which is right if
-        nothing in the source reasons.
     """
 
     nothing_trained: float = Field(default=0.01, ge=0, le=1)
@@ -34,9 +31,7 @@ class SupervisionLimits(Strict):
     max_think_header: float | None = Field(default=0.01, ge=0, le=1)
     max_turn_tokens: float | None = Field(default=0.01, ge=0, le=1)
     max_prompt_trained: float | None = Field(default=0.01, ge=0, le=1)
-    min_trained: float | None = Field(default=None, ge=0, le=1)
     max_duplicated: float | None = Field(default=None, ge=0, le=1)
-    max_empty_think: float | None = Field(default=None, ge=0, le=1)
 
 
 class AuditTokenizer(Strict):

@@ -1,6 +1,6 @@
 """The recipe of preference data: `posttrain build_dpo --config tiny/build_dpo`."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -8,8 +8,6 @@ from posttrain.config.base import Strict, refuse_shares, refuse_twice
 from posttrain.config.build_sft import TokenizerConfig
 from posttrain.config.source import SourceConfig
 from posttrain.records import Category
-
-PairingRule = Literal["even", "once"]
 
 
 class BuildDpoConfig(Strict, stage="build_dpo"):
@@ -22,17 +20,13 @@ class BuildDpoConfig(Strict, stage="build_dpo"):
     categories: category → share of the pairs, 1 in all; one that is not named is not built.
     total: pairs at most; `null` takes as many as the shares allow. Where a category is too small,
         the others shrink with it, so that shares hold.
-    pairs_per_prompt: pairs of one prompt in one category at most. The paper has about 50,000 pairs
-        of 2,000 tasks (25 each), by a rule that it does not state.
-    rule: `even` pairs every right completion with every wrong one, using each as evenly as can be,
-        up to `pairs_per_prompt`; `once` uses no completion twice.
-    thinking_on: share of each category's pairs with reasoning on; `null` leaves it as sampled.
+    pairs_per_prompt: pairs of one prompt in one category at most, of right and wrong completions
+        that are each used as evenly as can be. The paper has about 50,000 pairs of 2,000 tasks (25
+        each), by a rule that it does not state.
     right_at: least score of a right completion; any lower score is wrong.
     minimum_distance: least share of a pair's tokens between the common beginning and the common end
         of its completions (0 keeps all pairs): on more similar ones DPO would push the chosen down
         as well.
-    match_length: among pairs that differ by about as many tokens, keep as many whose chosen is the
-        longer as the shorter one, so that DPO cannot learn length.
     max_length: tokens of prompt and completion at most; longer pairs are dropped.
     """
 
@@ -43,11 +37,8 @@ class BuildDpoConfig(Strict, stage="build_dpo"):
     categories: dict[Category, Annotated[float, Field(gt=0)]] = Field(min_length=1)
     total: int | None = Field(default=None, ge=1)
     pairs_per_prompt: int = Field(default=25, ge=1)
-    rule: PairingRule = "even"
-    thinking_on: float | None = Field(default=None, ge=0, le=1)
     right_at: float = Field(default=1.0, gt=0, le=1)
     minimum_distance: float = Field(default=0.0, ge=0, le=1)
-    match_length: bool = False
     max_length: int | None = Field(default=None, ge=2)
     seed: int = Field(default=0, ge=0)
     write_dropped: bool = False

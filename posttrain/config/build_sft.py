@@ -41,15 +41,12 @@ class TokenizerConfig(Strict):
 class SftTokenizer(TokenizerConfig):
     """The tokenizer of a large data set.
 
-    backend: library that makes the ids, which are the same with each; `auto` is tiktoken where that
-        is exact.
     split_steps: every assistant message ends a sequence of its own, and parallel calls follow one
         another, each with its result: for templates that write a step's text or trace only while it
         is the last (gpt-oss), or one call a message.
     allow_left_out: parts that the template may leave out of a record that is kept all the same.
     """
 
-    backend: Literal["auto", "tokenizers", "tiktoken"] = "auto"
     split_steps: bool = False
     allow_left_out: tuple[LossKind, ...] = ()
 
@@ -233,7 +230,7 @@ class LimitsConfig(SupervisionLimits):
 # blocks that enter the digest of a data set only if they are set
 OPTIONAL = ("deduplication", "decontamination")
 # keys that change how the work is done and no byte of the result
-EXECUTION = frozenset({"executor", "workers", "part_bytes", "parts_dir"})
+EXECUTION = frozenset({"executor", "workers", "parts_dir"})
 
 
 class BuildSftConfig(Strict, stage="build_sft"):
@@ -245,8 +242,6 @@ class BuildSftConfig(Strict, stage="build_sft"):
     executor: `local` works on this machine; `ray` on a Ray cluster that `RAY_ADDRESS` names and
         that sees the same disk, or on a Ray of its own.
     workers: processes that prepare parts and write shards, each of one thread.
-    part_bytes: approximate bytes of input that a worker takes at a time; a killed build repeats at
-        most so many for each worker.
     parts_dir: folder that keeps prepared parts for other builds of the same rows; null keeps them
         in `out` until the build is finished.
     """
@@ -267,7 +262,6 @@ class BuildSftConfig(Strict, stage="build_sft"):
     write_dropped: bool = False
     executor: Literal["local", "ray"] = "local"
     workers: int = Field(default=1, ge=1)
-    part_bytes: int = Field(default=67_108_864, ge=1)
     parts_dir: str | None = None
 
     def check(self) -> None:

@@ -66,8 +66,6 @@ class DpoConfig(PolicyRecipe, stage="dpo"):
         drawn in all.
     few_pairs: treatment of data with fewer pairs than are drawn: `refuse` stops and proposes
         settings that fit them; `fit` takes those settings, prints and records them.
-    chosen_floor: lowest mean change of the chosen log-probability, in nats per token, that gives no
-        warning.
     reference_cache: a folder that several runs share; default: `reference/` in `out`.
     """
 
@@ -80,5 +78,4 @@ class DpoConfig(PolicyRecipe, stage="dpo"):
     batch: int = Field(default=128, ge=1, json_schema_extra=source("paper, App. C"))
     max_epochs: int = Field(default=1, ge=1)
     few_pairs: Literal["refuse", "fit"] = "refuse"
-    chosen_floor: float = Field(default=-0.02, lt=0)
     reference_cache: str | None = None

@@ -133,13 +133,11 @@ class Price(Strict):
     input: price of prompt tokens.
     output: price of all tokens that the model writes.
     cached: price of prompt tokens that the server reported to be cached; null: as `input`.
-    reasoning: price of output tokens that are reasoning; null: as `output`.
     """
 
     input: float = Field(ge=0)
     output: float = Field(ge=0)
     cached: float | None = Field(default=None, ge=0)
-    reasoning: float | None = Field(default=None, ge=0)
 
 
 class EstimateConfig(Strict):

@@ -61,12 +61,10 @@ class LanguageFilter(Strict):
     """Languages that traces and answers may be in; code, formulas and numbers are not judged.
 
     allowed: ISO 639-1 codes of the allowed languages.
-    letters: least letters of a text that is judged, code and formulas not counted.
     confidence: least probability at which another language counts.
     """
 
     allowed: tuple[str, ...] = Field(min_length=1)
-    letters: int = Field(default=200, ge=20)
     confidence: float = Field(default=0.9, gt=0, le=1)
 
 

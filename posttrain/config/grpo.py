@@ -176,19 +176,12 @@ class ImportanceConfig(Strict):
         (0 to 5 in Super, 0.2 to 5 in Ultra).
     sequence_limit: largest mean of exp |difference| of a completion; one above it is left out (NeMo
         RL's seq_logprob_error_threshold, 2 in Nano's public recipe).
-    geometric_low, geometric_high: bounds of the geometric mean of a completion's ratios; one
-        outside is left out (NeMo RL's seq-mask-tis, 0.999 and 1.002); null: no such bound.
-    product_high: largest *product* of a completion's ratios; one above it is left out (TRL's
-        sequence_mask, 3.0), long completions soonest; null: no such bound.
     """
 
     token_low: float = Field(default=0.5, ge=0, lt=1, json_schema_extra=source("NeMo RL, icepop"))
     token_high: float = Field(default=5.0, gt=1, json_schema_extra=source("NeMo RL, icepop"))
     outside: Literal["mask", "truncate"] = "mask"
     sequence_limit: float = Field(default=2.0, gt=1, json_schema_extra=_REFERENCE)
-    geometric_low: float | None = Field(default=None, gt=0, lt=1)
-    geometric_high: float | None = Field(default=None, gt=1)
-    product_high: float | None = Field(default=None, gt=1)
 
 
 class GrpoLossConfig(Strict):
@@ -204,9 +197,6 @@ class GrpoLossConfig(Strict):
     force_on_policy_ratio: the clipped ratio is 1 in every update of a batch, and importance
         sampling corrects for all that moved since (Super, Ultra; not Nano).
     advantage_clip: bound on the size of an advantage; null: none (Nano). 50 in Super, 20 in Ultra.
-    malformed_call_advantage, malformed_tag_advantage: advantage of a completion that no limit cut
-        and that has an unreadable call, or reasoning tags out of place; null: by its reward (Nano).
-        −5 in Super.
     """
 
     clip_low: float = Field(default=0.2, gt=0, lt=1, json_schema_extra=_REFERENCE)
@@ -217,8 +207,6 @@ class GrpoLossConfig(Strict):
     importance: ImportanceConfig | None = ImportanceConfig()
     force_on_policy_ratio: bool = False
     advantage_clip: float | None = Field(default=None, gt=0)
-    malformed_call_advantage: float | None = Field(default=None, lt=0)
-    malformed_tag_advantage: float | None = Field(default=None, lt=0)
 
     def check(self) -> None:
         if self.force_on_policy_ratio and (self.num_iterations == 1 or self.importance is None):
@@ -252,20 +240,18 @@ class Limit(Strict):
 
 
 class GuardConfig(Strict):
-    """Signs that a run goes wrong, each as a mean over the last `window` batches of rollouts.
+    """Signs that a run goes wrong, each as a mean over the last four batches of rollouts.
 
     The limits are ours, and may be changed when a stopped run is started again.
 
-    window: number of batches of rollouts that a mean is taken over.
     zero_variance: share of the groups whose rewards are all equal.
     truncated: share of the completions that ran to a limit.
     unscored: share of the completions without a reward.
     masked: share of the completions in the loss that importance sampling leaves out.
-    entropy: lower limits, as a share of the mean of the first `window` batches.
-    length: of a completion, as a multiple of the mean of the first `window` batches.
+    entropy: lower limits, as a share of the mean of the first four batches.
+    length: of a completion, as a multiple of the mean of the first four batches.
     """
 
-    window: int = Field(default=4, ge=1)
     zero_variance: Limit = Limit(warn=0.7, stop=1.0)
     truncated: Limit = Limit(warn=0.3, stop=0.9)
     unscored: Limit = Limit(warn=0.1, stop=0.5)
@@ -293,6 +279,11 @@ class GroupTraining(Rendering, PolicyRecipe):
     loss: GrpoLossConfig = GrpoLossConfig()
     moe: MoeConfig = MoeConfig()
     guard: GuardConfig = GuardConfig()
+
+    @property
+    def rollout_urls(self) -> tuple[str, ...]:
+        """Addresses of the servers that sample; () where training processes do."""
+        return self.rollouts.urls if isinstance(self.rollouts, Server) else ()
 
     def check(self) -> None:
         engine = self.rollouts.engine

@@ -96,8 +96,6 @@ class JudgeConfig(Strict):
     retries: further judgements, with new seeds, of a match whose judgement cannot be read.
     max_failure_rate: largest share of a step's matches that may be left without any verdict.
     max_characters: longest judging prompt; a longer one counts as failed; null: no limit.
-    chunk: matches saved together where the judge runs in process; a killed run repeats at most so
-        many.
     cache: folder of verdicts that steps and runs share, so that a run depends on its content; null:
         verdicts stay in `out` until the run is finished, and every step judges anew.
     """
@@ -108,7 +106,6 @@ class JudgeConfig(Strict):
     retries: int = Field(default=3, ge=0, json_schema_extra=_REFERENCE)
     max_failure_rate: float = Field(default=0.2, ge=0, lt=1)
     max_characters: int | None = Field(default=None, ge=1)
-    chunk: int = Field(default=1024, ge=1)
     cache: str | None = None
 
     def owner_config(self) -> dict[str, Any]:
@@ -139,8 +136,6 @@ class LengthConfig(Strict):
     reasoning_bonus, answer_bonus: bonus of the shortest, if its base reward is good enough.
     quality_percentile: percentile of the group's base rewards that a bonus requires.
     unit: lengths in tokens, or in characters without surrounding white space (NVIDIA's code).
-    style_coefficient: coefficient of the zero-sum adjustment by markup density; not in Nano's
-        paper.
     """
 
     reasoning_coefficient: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)
@@ -149,4 +144,3 @@ class LengthConfig(Strict):
     answer_bonus: float = Field(default=0.5, ge=0, json_schema_extra=_PAPER)
     quality_percentile: float = Field(default=80.0, ge=0, le=100, json_schema_extra=_PAPER)
     unit: Literal["tokens", "characters"] = "tokens"
-    style_coefficient: float = Field(default=0.0, ge=0)

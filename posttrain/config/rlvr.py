@@ -13,7 +13,6 @@ from posttrain.config.grpo import GroupTraining
 from posttrain.config.judge import LabelJudgeConfig
 
 Order = Literal["gaussian", "uniform", "random", "difficulty_pools"]
-Pool = Literal["hard", "normal", "easy"]
 
 
 class DomainConfig(Strict):
@@ -29,37 +28,6 @@ class DomainConfig(Strict):
     sources: tuple[str, ...] | None = Field(default=None, min_length=1)
     max_failure_rate: float = Field(default=0.05, ge=0, lt=1)
     verifier_seconds: float = Field(default=600.0, gt=0)
-
-
-class PoolsConfig(Strict):
-    """Difficulty pools (prime-rl's names, our values), by the pass rate of a prompt's last group,
-    first by the profile's. A domain's part of every batch is shared between its pools.
-
-    easy_threshold, hard_threshold: least pass rate of the easy pool, largest of the hard pool.
-    easy_fraction, hard_fraction: share of a domain's prompts in a batch.
-    """
-
-    easy_threshold: float = Field(default=0.8, gt=0, le=1)
-    hard_threshold: float = Field(default=0.2, ge=0, lt=1)
-    easy_fraction: float = Field(default=0.1, ge=0, le=1)
-    hard_fraction: float = Field(default=0.2, ge=0, le=1)
-
-    @property
-    def normal_fraction(self) -> float:
-        """1 − easy_fraction − hard_fraction."""
-        return 1 - self.easy_fraction - self.hard_fraction
-
-    def pool_of(self, rate: float) -> Pool:
-        """The pool of a pass rate."""
-        if rate >= self.easy_threshold:
-            return "easy"
-        return "hard" if rate <= self.hard_threshold else "normal"
-
-    def check(self) -> None:
-        if self.hard_threshold >= self.easy_threshold:
-            raise ValueError("hard_threshold must be below easy_threshold")
-        if self.normal_fraction < 0:
-            raise ValueError("easy_fraction and hard_fraction are more than 1 between them")
 
 
 class DynamicSamplingConfig(Strict):
@@ -84,23 +52,12 @@ class CurriculumConfig(Strict):
     mean_start, mean_end: mean pass rates of the first and the last step, read off the paper's
         figure 6.
     sigma: width of the Gaussian, as a pass rate.
-    pools: pools of the order `difficulty_pools`.
     """
 
     order: Order = "gaussian"
     mean_start: float = Field(default=0.7, ge=0, le=1)
     mean_end: float = Field(default=0.4, ge=0, le=1)
     sigma: float = Field(default=0.15, gt=0)
-    pools: PoolsConfig | None = None
-
-    @property
-    def pools_config(self) -> PoolsConfig | None:
-        """Config of the difficulty pools; None with any other order."""
-        return (self.pools or PoolsConfig()) if self.order == "difficulty_pools" else None
-
-    def check(self) -> None:
-        if self.pools is not None and self.order != "difficulty_pools":
-            raise ValueError("pools: is for order: difficulty_pools")
 
 
 class RlvrConfig(GroupTraining, stage="rlvr"):
@@ -128,7 +85,7 @@ class RlvrConfig(GroupTraining, stage="rlvr"):
         if repeated:
             raise ValueError(f"source {repeated[0]!r} is in two domains, or twice in one")
         draws_by_rewards = (
-            self.dynamic_sampling is not None or self.curriculum.pools_config is not None
+            self.dynamic_sampling is not None or self.curriculum.order == "difficulty_pools"
         )
         if self.rollouts.lag and draws_by_rewards:
             raise ValueError(

@@ -126,7 +126,6 @@ class ContinueChat(Kind):
 
     sources: rows of any dialect, as in a recipe of `build_sft`.
     turns: user turns that are added.
-    longest: characters of an added turn at most.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("user", "generator", "judge")
@@ -135,7 +134,6 @@ class ContinueChat(Kind):
     kind: Literal["continue_chat"]
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
     turns: int = Field(default=1, ge=1, le=16)
-    longest: int = Field(default=20_000, ge=1)
 
     def check(self) -> None:
         refuse_twice("source", [row_source.name for row_source in self.sources])
@@ -149,8 +147,6 @@ class Translate(Kind):
     sources: rows of any dialect, as in a recipe of `build_sft`.
     language: ISO 639-1 code of the language to translate to.
     language_name: name of that language in English, for the prompt.
-    confidence: least probability at which another language drops a row.
-    letters: least letters of a row whose language is identified, code and numbers not counted.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("translator",)
@@ -159,8 +155,6 @@ class Translate(Kind):
     sources: tuple[SourceConfig, ...] = Field(min_length=1)
     language: str = Field(pattern="^[a-z]{2}$")
     language_name: str = Field(min_length=1)
-    confidence: float = Field(default=0.9, gt=0, le=1)
-    letters: int = Field(default=80, ge=20)
 
     def check(self) -> None:
         refuse_twice("source", [row_source.name for row_source in self.sources])
@@ -182,7 +176,6 @@ class Instructions(Kind):
     turns: turns of a conversation at most; a keyed hash draws 1 to so many.
     constraints: constraints of a turn at most.
     only: kinds of constraints (docs/guides/environments.md); empty: all.
-    longest: characters of a query at most.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("user", "generator", "judge")
@@ -193,7 +186,6 @@ class Instructions(Kind):
     turns: int = Field(default=3, ge=1, le=8)
     constraints: int = Field(default=2, ge=1)
     only: tuple[str, ...] = ()
-    longest: int = Field(default=2_000, ge=1)
 
     def check(self) -> None:
         refuse_twice("source", [rows.name for rows in self.personas])
@@ -221,8 +213,8 @@ class TaskVariants(Kind):
     variants: variants of each row at most.
     solvers: independent answers to a variant that a model wrote.
     agreement: share of these answers that has to be equal.
-    attempts: attempts of the model in the role `reference`, at the original and at the variant.
-    band: largest difference between its two pass rates.
+    attempts: attempts of the model in the role `reference`, at the original and at the variant,
+        whose pass rates may differ by half at most.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("rewriter", "solver", "reference")
@@ -234,7 +226,6 @@ class TaskVariants(Kind):
     solvers: int = Field(default=3, ge=2)
     agreement: float = Field(default=1.0, gt=0.5, le=1)
     attempts: int = Field(default=8, ge=1)
-    band: float = Field(default=0.5, gt=0, le=1)
 
     def check(self) -> None:
         refuse_twice("source", [rows.name for rows in self.sources])
@@ -321,7 +312,16 @@ class DocumentRows(RowPlace):
     text: str = "text"
 
 
-LongFamily = Literal["needles", "multi_hop", "aggregation", "written"]
+LongFamily = Literal[
+    "single_needle",
+    "multi_key",
+    "multi_value",
+    "needles",
+    "multi_hop",
+    "variables",
+    "aggregation",
+    "written",
+]
 
 
 class LongDocuments(Kind):
@@ -329,10 +329,11 @@ class LongDocuments(Kind):
 
     tokenizer: directory or hub id of the tokenizer that measures.
     documents: texts between the needed documents; none: sentences by code.
-    families: values to collect, chains to follow, amounts to sum, by code; or questions that a
-        `writer` writes, and a `solver` answers with all needed documents and not without any one.
+    families: one code, one among others, all of one town, several (`needles`); chains to follow,
+        variables with a value, amounts to sum, by code; or questions that a `writer` writes, and a
+        `solver` answers with all needed documents and not without any one.
     lengths: tokens of all documents together at most; questions take these lengths in turn.
-    needed: documents that the answer depends on.
+    needed: documents that the answer depends on; one for `single_needle` and `multi_key`.
     count: number of questions.
     """
 
@@ -417,27 +418,15 @@ AnyKind = Annotated[
 ]
 
 
-class Checks(Strict):
-    """Test of the checks by rows that they must drop.
-
-    planted: number of finished rows that are spoiled in one place and checked again.
-    """
-
-    planted: int = Field(default=20, ge=0)
-
-
 class SynthesizeConfig(Strict, stage="synthesize"):
     """One set of synthetic rows.
 
     make: kind of data to make, and the rows to make it from.
     models: role → model, or a list of which a keyed hash of the row draws one.
     templates: name of a prompt → file in place of the prompt that comes with the kind.
-    checks: rows that are spoiled on purpose, to see that the checks drop them.
     prices: name of a model → its prices, for the costs of the run.
     decontamination: evaluation items; seeds that overlap them are dropped before any request.
     limit: seeds at most, in their order; null: all.
-    chunk: completions saved together where a model runs in process; a killed run repeats at most so
-        many.
     max_failure_rate: largest share of a round's completions that a backend may have given up on.
     """
 
@@ -445,11 +434,9 @@ class SynthesizeConfig(Strict, stage="synthesize"):
     make: AnyKind
     models: dict[Name, Models] = Field(default_factory=dict)
     templates: dict[Name, str] = Field(default_factory=dict)
-    checks: Checks = Checks()
     prices: dict[Name, Price] = Field(default_factory=dict)
     decontamination: DecontaminationConfig | None = None
     limit: int | None = Field(default=None, ge=1)
-    chunk: int = Field(default=1024, ge=1)
     max_failure_rate: float = Field(default=0.0, ge=0, lt=1)
     seed: int = Field(default=0, ge=0)
 

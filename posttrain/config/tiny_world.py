@@ -1,11 +1,10 @@
-"""Recipes of the tiny world: amount, difficulty and verbosity of each family."""
+"""Recipes of the tiny world: amount and difficulty of each family."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from posttrain.config.base import Strict
-from posttrain.config.build_genrm import LayoutName
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Rows = Annotated[int, Field(ge=0)]
@@ -27,40 +26,12 @@ class FamilyConfig(Strict):
     difficulties: difficulties, each equally likely.
     tools_declared: share of the rows that declare tools; for families that can do without tools
         (maths, lookups) or have no use for them (logs, steps).
-    several_turns: share of the rows with several turns; only for families of single questions.
     """
 
     train: Rows
     heldout: Rows
     difficulties: Annotated[tuple[Difficulty, ...], Field(min_length=1, strict=False)] = (1, 2, 3)
     tools_declared: Share = 0.5
-    several_turns: Share = 0.1
-
-
-class VerbosityConfig(Strict):
-    """Relative weights of the three lengths of worked reasoning.
-
-    terse, plain, chatty: weight of each length.
-    """
-
-    terse: Annotated[float, Field(ge=0)] = 0.4
-    plain: Annotated[float, Field(ge=0)] = 0.3
-    chatty: Annotated[float, Field(ge=0)] = 0.3
-
-    def check(self) -> None:
-        if self.terse + self.plain + self.chatty == 0:
-            raise ValueError("at least one verbosity needs a weight above 0")
-
-
-class TinyTokenizerConfig(Strict):
-    """The byte-level BPE tokenizer.
-
-    vocab_size: number of tokens.
-    rows_per_family: training rows of each family that it learns from.
-    """
-
-    vocab_size: Annotated[int, Field(ge=320)] = 1024
-    rows_per_family: Annotated[int, Field(ge=1)] = 400
 
 
 class TinyWorldConfig(_Artifact, stage="tiny_world"):
@@ -73,8 +44,6 @@ class TinyWorldConfig(_Artifact, stage="tiny_world"):
     families: dict[str, FamilyConfig]
     seed: int = 1
     heldout_seed: int = 7
-    verbosity: VerbosityConfig = VerbosityConfig()
-    tokenizer: TinyTokenizerConfig = TinyTokenizerConfig()
 
     def check(self) -> None:
         if self.seed == self.heldout_seed:
@@ -104,13 +73,11 @@ class TinyJudgementsConfig(_Artifact, stage="tiny_judgements"):
 
     families: name → family; only families whose answers are numbers.
     drills: rows that only compare numbers digit by digit, for the warm-up.
-    layout: layout of the judging prompts in the warm-up rows.
     seed, heldout_seed: as for the tiny world.
     """
 
     families: Annotated[dict[Judged, JudgedFamily], Field(min_length=1)]
     drills: Rows = 0
-    layout: LayoutName = "compact"
     seed: int = 3
     heldout_seed: int = 7
 

@@ -67,10 +67,8 @@ def tokens_of(completion: Completion) -> dict[str, int]:
 def money(tokens: Mapping[str, int], price: Price) -> float:
     """Price of tokens, in the currency of `price`; each token is priced once."""
     cached_price = price.input if price.cached is None else price.cached
-    reasoning_price = price.output if price.reasoning is None else price.reasoning
     total = (tokens["input"] - tokens["cached"]) * price.input + tokens["cached"] * cached_price
-    total += (tokens["output"] - tokens["reasoning"]) * price.output
-    return (total + tokens["reasoning"] * reasoning_price) / MILLION
+    return (total + tokens["output"] * price.output) / MILLION
 
 
 def cost_rows(

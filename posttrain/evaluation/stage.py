@@ -27,6 +27,7 @@ from posttrain.evaluation.cost import (
 )
 from posttrain.evaluation.export import EXPORT, write_exports
 from posttrain.evaluation.journal import TimedSampler, sort_lines
+from posttrain.evaluation.long_context import long_context_rows
 from posttrain.evaluation.metrics import alert_rows, cell_rows, select_examples
 from posttrain.evaluation.recovery import recovery_rows
 from posttrain.evaluation.run import (
@@ -419,6 +420,7 @@ def metrics_of(
     alerts: list[dict[str, Any]] = []
     sensitivities: list[dict[str, Any]] = []
     variants: list[dict[str, Any]] = []
+    long_context: list[dict[str, Any]] = []
     cells: list[dict[str, Any]] = []
     pairs: list[dict[str, Any]] = []
     first = next(iter(records))
@@ -426,6 +428,7 @@ def metrics_of(
         alerts += alert_rows(checkpoint_records)
         sensitivities += sensitivity_rows(checkpoint_records)
         variants += variant_rows(checkpoint_records)
+        long_context += long_context_rows(checkpoint_records)
         cells += cell_rows(checkpoint_records, seed=seed)
         if checkpoint != first:
             pairs += paired_rows(records[first], checkpoint_records)
@@ -438,6 +441,8 @@ def metrics_of(
         metrics["sensitivity"] = sensitivities
     if variants:
         metrics["variants"] = variants
+    if long_context:
+        metrics["long_context"] = long_context
     if recovery is not None:
         metrics["recovery"] = recovery_rows(records, recovery)
     return {**metrics, "cells": cells, "pairs": pairs}

@@ -132,8 +132,8 @@ def load_pretrained(path: str | Path, *, simulate: bool = False, **options: Any)
 
     Args:
         path: a folder or a hub id.
-        simulate: load FP8 weights by ModelOpt as a model in float32 that rounds as a server does,
-            for inference alone.
+        simulate: load weights quantised by ModelOpt as a model in float32 that rounds as a server
+            does, for inference alone.
         options: arguments of transformers' `from_pretrained`.
 
     Raises:
@@ -158,7 +158,7 @@ def load_pretrained(path: str | Path, *, simulate: bool = False, **options: Any)
 
 
 def _load_simulated(folder: Path, options: dict[str, Any]) -> PreTrainedModel:
-    """Load a checkpoint in FP8 by ModelOpt as a model in float32 that rounds as a server does."""
+    """Load what ModelOpt has quantised as a model in float32 that rounds as a server does."""
     check_can_simulate(folder)
     tensors = read_tensors(folder)
     config = plain_config(folder)
@@ -172,7 +172,7 @@ def _load_simulated(folder: Path, options: dict[str, Any]) -> PreTrainedModel:
     model: PreTrainedModel = model_class.from_pretrained(None, **(options | weights))
     round_activations(model, tensors)
     model.generation_config = GenerationConfig.from_pretrained(folder)
-    print(f"{folder}: FP8 by ModelOpt, simulated in float32", file=sys.stderr)
+    print(f"{folder}: quantised by ModelOpt, simulated in float32", file=sys.stderr)
     return model
 
 

@@ -1,8 +1,8 @@
-"""A checkpoint that ModelOpt quantised to FP8, loaded so that it rounds as a server does.
+"""A checkpoint that ModelOpt quantised, loaded so that it rounds as a server does.
 
-The weights are what the FP8 values stand for. Activations, keys and values are rounded by
+The weights are what the values of the files stand for. Activations, keys and values are rounded by
 ModelOpt's quantisers with the scales of the files. Products are computed in float32, where a server
-multiplies in FP8 and adds up in float32.
+multiplies in FP8 or FP4 and adds up in float32.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from posttrain.errors import ConfigError
 QUANT_CONFIG = "hf_quant_config.json"
 E4M3_MAX = 448.0
 FP8 = torch.float8_e4m3fn
-SCALES = ("weight_scale", "input_scale", "k_scale", "v_scale")
+PACKED = torch.uint8  # two values of NVFP4 a byte
+BLOCK = 16  # values of NVFP4 that share a scale
+E2M1_MAX = 6.0
+SCALES = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale")
+_ALGORITHMS = ("FP8", "NVFP4")
+_NVFP4_BACKEND = "posttrain_nvfp4"
 _FUSED_INPUT = re.compile(r"(.+\.experts)\.(\w+)_input_quantizer")
 
 
@@ -40,16 +45,15 @@ def check_can_simulate(folder: Path) -> None:
     """Refuse a folder that cannot be simulated here.
 
     Raises:
-        ConfigError: a format other than FP8, or ModelOpt is not installed.
+        ConfigError: a format other than FP8 and NVFP4, or ModelOpt is not installed.
     """
-    file = folder / QUANT_CONFIG
-    algorithm = None
-    if file.is_file():
-        algorithm = json.loads(file.read_text("utf-8")).get("quantization", {}).get("quant_algo")
-    if algorithm != "FP8":
+    algorithms = _algorithms(folder)
+    others = [name for name in algorithms if name not in _ALGORITHMS]
+    if others or not algorithms:
         raise ConfigError(
-            f"{folder} is quantised to {algorithm or 'an unnamed format'}; only FP8 by ModelOpt is "
-            "simulated in process: serve the folder (vllm serve) and name the server as backend"
+            f"{folder} is quantised to {', '.join(others) or 'an unnamed format'}; only FP8 and "
+            "NVFP4 by ModelOpt are simulated in process: serve the folder (vllm serve) and name "
+            "the server as backend"
         )
     if importlib.util.find_spec("modelopt") is None:
         raise ConfigError(
@@ -58,15 +62,41 @@ def check_can_simulate(folder: Path) -> None:
         )
 
 
+def _algorithms(folder: Path) -> list[str]:
+    """Names of the formats of a folder's matrices."""
+    file = folder / QUANT_CONFIG
+    if not file.is_file():
+        return []
+    described: dict[str, Any] = json.loads(file.read_text("utf-8")).get("quantization", {})
+    layers: dict[str, Any] = described.get("quantized_layers") or {"all": described}
+    return sorted({layer.get("quant_algo") or "an unnamed format" for layer in layers.values()})
+
+
+def stored_weight(name: str, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """Weight that a tensor of a quantised checkpoint stands for, in float32."""
+    tensor = tensors[name]
+    if tensor.dtype == FP8:
+        return tensor.float() * tensors[f"{name}_scale"]
+    if tensor.dtype != PACKED:
+        return tensor.float()
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor  # pyright: ignore[reportMissingImports]
+
+    shape = torch.Size([*tensor.shape[:-1], 2 * tensor.shape[-1]])
+    packed: Any = NVFP4QTensor(shape, torch.float32, tensor)
+    return packed.dequantize(
+        scale=tensors[f"{name}_scale"],
+        double_scale=tensors[f"{name}_scale_2"],
+        block_sizes={-1: BLOCK},
+    )
+
+
 def stored_weights(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Weights that the tensors of an FP8 checkpoint stand for, in float32; scales are left out."""
+    """Weights that the tensors of a checkpoint stand for, in float32; scales are left out."""
     weights: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
+    for name in tensors:
         if name.rpartition(".")[2] in SCALES:
             continue
-        weights[name] = tensor.float()
-        if tensor.dtype == FP8:
-            weights[name] = weights[name] * tensors[f"{name}_scale"]
+        weights[name] = stored_weight(name, tensors)
     return weights
 
 
@@ -102,7 +132,12 @@ def round_activations(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor
     scales = {
         tail(name): tensor
         for name, tensor in tensors.items()
-        if name.rpartition(".")[2] in SCALES and not name.endswith("weight_scale")
+        if name.rpartition(".")[2] in SCALES and ".weight_scale" not in name
+    }
+    inputs_of_packed = {
+        f"{tail(name).removesuffix('.weight')}.input_scale"
+        for name in tensors
+        if tensors[name].dtype == PACKED
     }
     with quiet():
         mtq.quantize(model, fp8_config(kv_cache=True), lambda _: None)
@@ -112,10 +147,12 @@ def round_activations(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor
             continue
         quantiser: Any = module  # its methods are unknown where ModelOpt is not installed
         scale = _scale_name(name)
-        if scale not in scales:
+        if scale is None or scale not in scales:
             quantiser.disable()
             continue
-        quantiser.amax = scales[scale].to(model.device) * E4M3_MAX
+        if scale in inputs_of_packed:
+            round_to_nvfp4(quantiser)
+        quantiser.amax = scales[scale].to(model.device) * largest_value(quantiser)
         quantiser.enable()
         applied.add(scale)
     # the experts of a layer share one quantiser, which reads the scale of the first
@@ -157,6 +194,48 @@ def fp8_config(*, kv_cache: bool) -> Any:
     if kv_cache:
         config["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
     return config
+
+
+def nvfp4_config() -> Any:
+    """ModelOpt's NVFP4 config, which rounds as ModelOpt packs values for files.
+
+    ModelOpt's simulation of the format is a CUDA kernel; its packing runs anywhere, and is what
+    stands in the files.
+    """
+    from modelopt.torch import quantization as mtq  # pyright: ignore[reportMissingImports]
+    from modelopt.torch.quantization.nn.modules import tensor_quantizer  # pyright: ignore[reportMissingImports]
+
+    if not tensor_quantizer.is_registered_quant_backend(_NVFP4_BACKEND):
+        tensor_quantizer.register_quant_backend(_NVFP4_BACKEND, _pack_and_unpack)
+    config: Any = copy.deepcopy(mtq.NVFP4_DEFAULT_CFG)
+    for rule in config["quant_cfg"]:
+        if "cfg" in rule:
+            rule["cfg"]["backend"] = _NVFP4_BACKEND
+    return config
+
+
+def _pack_and_unpack(values: torch.Tensor, quantiser: Any) -> torch.Tensor:
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor  # pyright: ignore[reportMissingImports]
+
+    if values.shape[-1] % BLOCK:
+        raise ConfigError(
+            f"NVFP4 has a scale for every {BLOCK} values that a matrix reads, and one reads "
+            f"{values.shape[-1]}: take format: fp8"
+        )
+    scale_2 = NVFP4QTensor.get_weights_scaling_factor_2_from_quantizer(quantiser)
+    packed, scale, _ = NVFP4QTensor.quantize(values, BLOCK, weights_scaling_factor_2=scale_2)
+    return packed.dequantize(scale=scale, double_scale=scale_2, block_sizes={-1: BLOCK})
+
+
+def round_to_nvfp4(quantiser: Any) -> None:
+    """Make a quantiser of FP8 round to NVFP4; the largest value that it has met stays its own."""
+    rules = nvfp4_config()["quant_cfg"]
+    quantiser.set_from_attribute_config(next(rule["cfg"] for rule in rules if "cfg" in rule))
+
+
+def largest_value(quantiser: Any) -> float:
+    """Largest value that a quantiser's numbers can hold, in units of the scale in the files."""
+    return E4M3_MAX * E2M1_MAX if quantiser.num_bits == (2, 1) else E4M3_MAX
 
 
 @contextlib.contextmanager

@@ -54,6 +54,8 @@ def figures(metrics: ui.Row, main_figure: str = "accuracy") -> Iterator[ui.Secti
         yield prompt_sensitivity(sensitivity_rows)
     if variant_rows := metrics.get("variants"):
         yield variants(variant_rows)
+    if long_context_rows := metrics.get("long_context"):
+        yield long_context(long_context_rows)
     if recovery_rows := metrics.get("recovery"):
         yield recovery(recovery_rows)
 
@@ -93,6 +95,44 @@ def variants(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         table.append([*names, *shares, points])
     yield ui.Table(head, table)
     yield "The drop is in points, paired by question, with its 95 % interval."
+
+
+@ui.section("Long context")
+def long_context(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    """Accuracy by family and length, and a heat map of it by position and length."""
+    modes = dict.fromkeys((row["checkpoint"], row["setting"], row["thinking"]) for row in rows)
+    for mode in modes:
+        columns = [
+            row for row in rows if (row["checkpoint"], row["setting"], row["thinking"]) == mode
+        ]
+        checkpoint, setting, thinking = mode
+        lengths = [f"{row['length']:,} tokens" for row in columns]
+        yield (ui.Styled(checkpoint, "bold"), f" · {setting}, reasoning {thinking}")
+        families = dict.fromkeys(family for row in columns for family in row["families"])
+        table: list[list[object]] = []
+        for family in families:
+            cells = [_length_cell(row["families"].get(family)) for row in columns]
+            table.append([family.replace("_", " "), *cells])
+        yield ui.Table(["questions", *lengths], table)
+        heat_map: list[list[object]] = []
+        parts = len(columns[0]["parts"])
+        for part in range(parts):
+            position = f"{100 * part // parts} – {100 * (part + 1) // parts} %"
+            cells = [_length_cell(row["parts"][part], shaded=True) for row in columns]
+            heat_map.append([position, *cells])
+        yield ui.Table(["position of what is needed", *lengths], heat_map)
+    yield (
+        "Right answers with their 95 % intervals over questions. The position is the share of the "
+        "documents before a needed one; a question counts in each part that holds one."
+    )
+
+
+def _length_cell(rate: ui.Row | None, *, shaded: bool = False) -> ui.TableCell | None:
+    if rate is None:
+        return None
+    below = f"{_interval(rate)}, n = {rate['questions']:,}"
+    shade = rate["value"] if shaded else None
+    return ui.TableCell(ui.percent(rate["value"]), below=below, shade=shade)
 
 
 def comparison(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from posttrain.config.quantize import FORMATS
 from posttrain.lineage import Node
 from posttrain.report import section as ui
 
@@ -41,7 +42,7 @@ def tiles(stats: ui.Row) -> list[ui.Tile]:
 @ui.section("Quantised and original")
 def variants(stats: ui.Row) -> Iterator[ui.Block]:
     yield (
-        f"FP8 (E4M3, one scale a tensor, KV cache in {stats['kv_cache']}), calibrated on "
+        f"{FORMATS[stats['format']]}, KV cache in {stats['kv_cache']}, calibrated on "
         f"{stats['calibrated']:,} sequences of the training data; the rest is in "
         f"{stats['dtype']}. {stats['measured']:,} held-out rows, paired: nats a trained token "
         "with 95 % intervals over rows. All "
@@ -53,16 +54,16 @@ def variants(stats: ui.Row) -> Iterator[ui.Block]:
         divergence, change = _divergence_and_change(figures)
         loss = ui.estimate(figures["loss"], digits=4)
         rows.append([name, _bits(figures), divergence, loss, change])
-    head = ["in FP8", "bits a weight", "KL, 10⁻³ nats", "loss", "change of the loss"]
+    head = ["quantised", "bits a weight", "KL, 10⁻³ nats", "loss", "change of the loss"]
     yield ui.Table(head, rows)
 
 
 @ui.section("Sensitivity")
 def sensitivity(stats: ui.Row) -> Iterator[ui.Block]:
     yield (
-        "Every component and every layer: KL (in 10⁻³ nats) and change of the loss with only it in "
-        f"FP8, and with all but it, on {stats['measured_parts']:,} held-out rows. Bits a weight "
-        "are those of the whole model."
+        "Every component and every layer: KL (in 10⁻³ nats) and change of the loss with only it "
+        f"quantised, and with all but it, on {stats['measured_parts']:,} held-out rows. Bits a "
+        "weight are those of the whole model."
     )
     head = ["part", "only: bits", "KL", "change", "all but: bits", "KL", "change"]
     rows: list[list[object]] = []
@@ -78,22 +79,32 @@ def sensitivity(stats: ui.Row) -> Iterator[ui.Block]:
         draws = len(stats["seeds"])
         yield (
             f"Calibrated with {draws} draws of {stats['calibrated']:,} sequences: mean KL with "
-            "only the component in FP8, and with every unit; intervals are over draws."
+            "only the component quantised, and with every unit; intervals are over draws."
         )
         over_seeds = [[name, _kl(mean)] for name, mean in stats["over_seeds"].items()]
-        yield ui.Table(["in FP8", "KL, 10⁻³ nats"], over_seeds)
+        yield ui.Table(["quantised", "KL, 10⁻³ nats"], over_seeds)
 
 
 @ui.section("Kept in full precision")
 def kept_units(stats: ui.Row) -> Iterator[ui.Block]:
     rule = stats["keep"]
-    if rule == "auto":
+    if stats["format"] == "mixed":
+        bits = stats["bits"]
+        rule = (
+            f"ModelOpt's AutoQuantize, at most {bits['asked']:g} bits an element of all units, "
+            f"where one that is kept counts as 16: {bits['reached']:.2f} reached. Above, a unit "
+            "that is kept is measured in FP8"
+        )
+    elif rule == "auto":
         rule = f"auto: the most sensitive units, until the KL is at most {stats['limit']:g}"
     elif rule != "nano":
         rule = ", ".join(rule)
-    units = [[unit, unit in stats["kept"]] for unit in stats["units"]]
+    units = [
+        [unit, stats["dtype"] if unit in stats["kept"] else stats["formats"][unit].upper()]
+        for unit in stats["units"]
+    ]
     yield f"keep: {rule}. Embeddings, head, norms, convolutions and routers always are."
-    yield ui.Table(["unit", "kept"], units)
+    yield ui.Table(["unit", "precision"], units)
 
 
 def _bits(figures: ui.Row) -> str:

@@ -25,7 +25,6 @@ ADDED = {
     "answer_length": "answer length, zero-sum",
     "reasoning_bonus": "bonus of the shortest reasoning",
     "answer_bonus": "bonus of the shortest answer",
-    "style": "style, zero-sum",
 }
 # key of the log of any group-relative run → its name
 MEANS = {

@@ -202,7 +202,7 @@ def planned_pairs(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> Iterat
     shares = [[category, ui.percent(share)] for category, share in recipe.categories.items()]
     yield ui.Table(["category", "share"], shares)
     total = f"{recipe.total:,} pairs at most" if recipe.total else "As many pairs as shares allow"
-    yield f"{total}, {recipe.pairs_per_prompt} of a prompt, rule {recipe.rule}."
+    yield f"{total}, {recipe.pairs_per_prompt} of a prompt."
 
 
 @ui.section("Completions and rows")
@@ -231,8 +231,8 @@ def categories(stats: ui.Row) -> Iterator[ui.Block]:
     yield ui.Table(head, rows)
     yield (
         f"{counts['in']:,} candidate pairs = {counts['kept']:,} kept + dropped: "
-        f"{ui.counted(counts['dropped']) or 'none'}. Rule: {stats['rule']} (ours; the paper states "
-        "none). "
+        f"{ui.counted(counts['dropped']) or 'none'}. Each right completion is paired with each "
+        "wrong one, all used as evenly as can be (ours; the paper states no rule). "
         + (f"The total is limited by {limit}: there are no more such pairs." if limit else "")
     )
     if outcomes := ui.nested(stats["prompts"]):
@@ -264,7 +264,7 @@ def length_balance(lengths: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
         rows.append([category, figures["pairs"], *means, median, *longer])
     head = ["category", "pairs", "chosen, tokens", "rejected, tokens", "median difference"]
     head += ["chosen longer", "rejected longer"]
-    yield "Tokens that the model sampled. DPO can learn length; match_length evens it out."
+    yield "Tokens that the model sampled. DPO can learn length."
     yield ui.Table(head, rows)
 
 

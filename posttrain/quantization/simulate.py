@@ -1,4 +1,4 @@
-"""A model whose linear layers round to FP8 where they are switched on, in ModelOpt's simulation.
+"""A model whose linear layers round where they are switched on, in ModelOpt's simulation.
 
 What is switched is a unit: a component of a layer (`attention.3`, `mlp.0`), or the KV cache. Units
 are as large as what servers fuse, so that the parts of a fused matrix share their precision.
@@ -20,10 +20,18 @@ from transformers import PreTrainedModel
 
 from posttrain.config.load import nearest
 from posttrain.errors import ConfigError
-from posttrain.models.simulated import E4M3_MAX, FP8, fp8_config, quiet
+from posttrain.models.simulated import (
+    E4M3_MAX,
+    FP8,
+    fp8_config,
+    largest_value,
+    quiet,
+    round_to_nvfp4,
+)
 from posttrain.quantization.rows import Sequence as TokenSequence
 
-FP8_BITS = 8
+# an element, with its part of the scale of a block
+BITS = {"fp8": 8.0, "nvfp4": 4.5}
 KV_CACHE = "kv_cache"
 # what NVIDIA keeps in BF16 for Nemotron 3 Nano (section 4)
 NANO = ("attention.*", "mamba_before_attention.*")
@@ -35,7 +43,7 @@ _EXPERT_WEIGHT = re.compile(r"(.+)\.(\w+)_weight_quantizers\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight:
-    """A matrix that is written in FP8.
+    """A matrix that is quantised.
 
     Attributes:
         name: Name of its tensor in the model, where an expert of a fused layer has one of its own.
@@ -60,12 +68,23 @@ class Simulated:
         model: Model in float32, on whose products ModelOpt's rounding is exact.
         units: Names of the quantisers of every unit, in the order of layers.
         sizes: Number of weights of every unit.
+        formats: Format of every unit where it is switched on, `fp8` or `nvfp4`.
     """
 
     def __init__(
-        self, model: PreTrainedModel, rows: Sequence[TokenSequence], *, kv_cache: bool
+        self,
+        model: PreTrainedModel,
+        rows: Sequence[TokenSequence],
+        *,
+        kv_cache: bool,
+        nvfp4: Collection[str] = (),
     ) -> None:
-        self.model = calibrate(model, rows, kv_cache=kv_cache)
+        """Calibrate a model.
+
+        Args:
+            nvfp4: patterns of the units that round to NVFP4; all others round to FP8.
+        """
+        self.model = calibrate(model, rows, kv_cache=kv_cache, nvfp4=nvfp4)
         self.quantisers: dict[str, Any] = {
             name: module
             for name, module in self.model.named_modules()
@@ -85,6 +104,7 @@ class Simulated:
         }
         parameters = {w.parameter for weights in self._weights.values() for w in weights}
         self._originals = {name: self.model.get_parameter(name).data for name in parameters}
+        self.formats = {unit: format_of(unit, nvfp4) for unit in self.units}
         self._settle_scales()
         self._rounded = self._round_weights()
 
@@ -104,8 +124,13 @@ class Simulated:
                 kind = f"{unit} {'weight' if name in values else name}"
                 sharing.setdefault((kind, amax), []).append(name)
         for names in sharing.values():
-            shared = [values[name] for name in names if name in values]
-            amax = settled(self.quantisers[names[0]].amax, shared)
+            quantiser = self.quantisers[names[0]]
+            largest = largest_value(quantiser)
+            if largest == E4M3_MAX:
+                amax = settled(quantiser.amax, [values[n] for n in names if n in values])
+            else:
+                # file and simulation divide alike; whoever loads the file knows the scale alone
+                amax = quantiser.amax / largest * largest
             for name in names:
                 self.quantisers[name].amax = amax
 
@@ -161,14 +186,14 @@ class Simulated:
         return layers
 
     def bits(self, units: Collection[str], *, full: int) -> float:
-        """Bits a weight, over all weights of the model, where these units are in FP8.
+        """Bits a weight, over all weights of the model, where these units are quantised.
 
         Args:
             full: bits of a weight in the checkpoint's own precision.
         """
         total = sum(parameter.numel() for parameter in self.model.parameters())
-        quantised = sum(self.sizes[unit] for unit in units)
-        return full - (full - FP8_BITS) * quantised / total
+        saved = sum(self.sizes[unit] * (full - BITS[self.formats[unit]]) for unit in units)
+        return full - saved / total
 
     def matching(self, patterns: Sequence[str], *, strict: bool = True) -> list[str]:
         """Units that a pattern names.
@@ -197,7 +222,11 @@ class Simulated:
 
 
 def calibrate(
-    model: PreTrainedModel, rows: Sequence[TokenSequence], *, kv_cache: bool
+    model: PreTrainedModel,
+    rows: Sequence[TokenSequence],
+    *,
+    kv_cache: bool,
+    nvfp4: Collection[str],
 ) -> PreTrainedModel:
     """Insert quantisers and set their scales by the largest value that each meets in the rows."""
 
@@ -207,6 +236,11 @@ def calibrate(
 
     with torch.inference_mode(), quiet():
         mtq.quantize(model, fp8_config(kv_cache=kv_cache), read_rows)
+        for name, module in model.named_modules():
+            if not isinstance(module, TensorQuantizer) or not module.is_enabled:
+                continue
+            if format_of(unit_of(name, model), nvfp4) == "nvfp4":
+                round_to_nvfp4(module)
         # servers fuse matrices that read the same input into one with one scale; ModelOpt does so
         # when it exports. Before it, so that what is measured is what is written
         requantize_resmooth_fused_llm_layers(model)
@@ -254,6 +288,13 @@ def _agree(amax: torch.Tensor, weights: Sequence[torch.Tensor]) -> bool:
         )
         for weight in weights
     )
+
+
+def format_of(unit: str, nvfp4: Collection[str]) -> str:
+    """Format of a unit, where these patterns are in NVFP4. The KV cache is in FP8."""
+    if unit != KV_CACHE and any(fnmatchcase(unit, pattern) for pattern in nvfp4):
+        return "nvfp4"
+    return "fp8"
 
 
 def unit_of(quantiser: str, model: PreTrainedModel) -> str:

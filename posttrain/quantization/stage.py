@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.config.paths import cannot_use_quantised, checkpoint_dtype, is_quantised
-from posttrain.config.quantize import QuantizeConfig
+from posttrain.config.quantize import FORMATS, QuantizeConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.intervals import Estimate, ratio
 from posttrain.models.inference import load_for_inference
@@ -38,8 +39,9 @@ from posttrain.quantization.measure import (
 )
 from posttrain.quantization.rows import Sequence as TokenSequence
 from posttrain.quantization.rows import draw_sequences
+from posttrain.quantization.search import choose_formats, mean_bits
 from posttrain.quantization.simulate import KV_CACHE, NANO, Simulated
-from posttrain.runs import read_artifact
+from posttrain.runs import atomic_write_json, read_artifact
 from posttrain.timing import duration
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer
 
@@ -129,22 +131,26 @@ def _write(recipe: QuantizeConfig, folder: Path, *, show: Callable[[str], object
     inputs = _Inputs(recipe)
     dtype = getattr(torch, inputs.dtype_name)
     full = 8 * dtype.itemsize
+    calibrating = inputs.calibrating(recipe.seed)
+    chosen = _choose(inputs, calibrating, show=show) if recipe.format == "mixed" else {}
     model = inputs.load()
     tensors = model.state_dict()
     in_float32 = {tail(name) for name, tensor in tensors.items() if tensor.dtype == torch.float32}
     bytes_before = _distinct_bytes(tensors)
     del tensors
-    calibrating = inputs.calibrating(recipe.seed)
     show(f"calibrate on {len(calibrating):,} sequences, measure on {len(inputs.measuring):,}")
-    simulated = Simulated(model.float(), calibrating, kv_cache=recipe.kv_cache)
+    in_nvfp4 = _nvfp4(recipe, chosen)
+    simulated = Simulated(model.float(), calibrating, kv_cache=recipe.kv_cache, nvfp4=in_nvfp4)
     # a pattern without a unit is refused before hours of measuring
     kept: list[str] | None = None
-    if recipe.keep == "nano":
+    if recipe.format == "mixed":
+        kept = [unit for unit, name in chosen.items() if name is None]
+    elif recipe.keep == "nano":
         kept = simulated.matching(NANO, strict=False)
     elif recipe.keep != "auto":
         kept = simulated.matching(recipe.keep)
     if kept is not None and len(kept) == len(simulated.units):
-        raise ConfigError("keep: every unit is kept, nothing would be in FP8")
+        raise ConfigError("keep: every unit is kept, nothing would be quantised")
 
     variants = part_variants(simulated) | {"all": [*simulated.units]}
     show(f"measure {len(simulated.units)} units alone and in parts")
@@ -158,7 +164,7 @@ def _write(recipe: QuantizeConfig, folder: Path, *, show: Callable[[str], object
     kept = [unit for unit in simulated.units if unit in kept]
     quantised = [unit for unit in simulated.units if unit not in kept]
     if not quantised:
-        raise ConfigError("keep: every unit is kept, nothing would be in FP8; raise `limit`")
+        raise ConfigError("keep: every unit is kept, nothing would be quantised; raise `limit`")
     show(f"kept in {inputs.dtype_name}: {', '.join(kept) or 'no unit'}")
     nano = simulated.matching(NANO, strict=False)
     wholes = {
@@ -171,18 +177,25 @@ def _write(recipe: QuantizeConfig, folder: Path, *, show: Callable[[str], object
     bits = {name: simulated.bits(units, full=full) for name, units in wholes.items()}
     units = [*simulated.units]
     seeds = [_seed_row(simulated, by_part)]
+    formats = simulated.formats
+    bits_reached = None
+    if chosen:
+        reached = mean_bits(chosen, simulated.sizes)
+        bits_reached = {"asked": recipe.bits, "reached": round(reached, 3)}
     checked = export(simulated, folder, units=quantised, dtype=dtype, in_float32=in_float32)
     copy_tokenizer(inputs.tokenizer, origin=recipe.checkpoint, folder=folder)
     del simulated, model
     for number in range(1, recipe.seeds):
         show(f"calibrate and measure again, draw {number + 1} of {recipe.seeds}")
-        seeds.append(_measure_seed(inputs, number, journal))
+        seeds.append(_measure_seed(inputs, number, journal, in_nvfp4))
 
     written = measured["written"]
     kv_cache = "FP8" if KV_CACHE in quantised else inputs.dtype_name
     stats = {
         "method": "quantize",
-        "format": "fp8",
+        "format": recipe.format,
+        "formats": formats,
+        "bits": bits_reached,
         "calibrated": len(calibrating),
         "calibrated_tokens": sum(len(row.ids_T) for row in calibrating),
         "measured": len(inputs.measuring),
@@ -190,7 +203,7 @@ def _write(recipe: QuantizeConfig, folder: Path, *, show: Callable[[str], object
         "dtype": inputs.dtype_name,
         "kv_cache": kv_cache,
         "keep": recipe.keep,
-        "limit": recipe.limit if recipe.keep == "auto" else None,
+        "limit": recipe.limit if recipe.keeps_by_limit else None,
         "kept": kept,
         "units": units,
         "tensors_checked": checked,
@@ -205,7 +218,7 @@ def _write(recipe: QuantizeConfig, folder: Path, *, show: Callable[[str], object
     }
     kept_text = f"{len(kept)} of {len(units)} units ({', '.join(kept) or 'none'})"
     summary = [
-        f"Weights and activations in FP8 (E4M3, one scale a tensor), KV cache in {kv_cache}; in "
+        f"Weights and activations in {FORMATS[recipe.format]}, KV cache in {kv_cache}; in "
         f"{inputs.dtype_name}: {kept_text}, embeddings, head, norms, convolutions and routers.",
         f"KL from the original {_text(written.kl)} nats a trained token, loss "
         f"{_text(written.change, sign=True)}, on {len(inputs.measuring):,} held-out rows; "
@@ -230,9 +243,32 @@ def _seed_row(simulated: Simulated, measured: Mapping[str, Measured]) -> dict[st
     }
 
 
-def _measure_seed(inputs: _Inputs, draw: int, journal: FigureLog) -> dict[str, float]:
+def _choose(
+    inputs: _Inputs, rows: Collection[TokenSequence], *, show: Callable[[str], object]
+) -> dict[str, str | None]:
+    """Format of every unit by AutoQuantize; a run that was killed after it reads what it chose."""
+    recipe = inputs.recipe
+    file = Path(recipe.out) / WORK / "formats.json"
+    if not file.is_file():
+        show(f"choose formats for at most {recipe.bits:g} bits an element")
+        chosen = choose_formats(inputs.load().float(), [*rows], bits=recipe.bits)
+        atomic_write_json(file, chosen)
+    return json.loads(file.read_text("utf-8"))
+
+
+def _nvfp4(recipe: QuantizeConfig, chosen: Mapping[str, str | None]) -> list[str]:
+    """Patterns of the units in NVFP4, of which `mixed` has chosen some."""
+    if recipe.format == "nvfp4":
+        return ["*"]
+    return [unit for unit, name in chosen.items() if name == "nvfp4"]
+
+
+def _measure_seed(
+    inputs: _Inputs, draw: int, journal: FigureLog, in_nvfp4: Collection[str]
+) -> dict[str, float]:
     rows = inputs.calibrating(inputs.recipe.seed + draw)
-    simulated = Simulated(inputs.load().float(), rows, kv_cache=inputs.recipe.kv_cache)
+    kv_cache = inputs.recipe.kv_cache
+    simulated = Simulated(inputs.load().float(), rows, kv_cache=kv_cache, nvfp4=in_nvfp4)
     variants = _component_variants(simulated)
     measured = measure(simulated, inputs.measuring_parts, variants, journal=journal, draw=draw)
     return _seed_row(simulated, measured)
@@ -301,7 +337,9 @@ def plan(recipe: QuantizeConfig) -> Iterator[str]:
         model(row.ids_T[None].to(model.device), use_cache=False, logits_to_keep=1)
     calibration_token = (time.perf_counter() - started) / len(row.ids_T)
     started = time.perf_counter()
-    simulated = Simulated(model, [row], kv_cache=recipe.kv_cache)
+    # of `mixed` the slower of its formats
+    in_nvfp4 = () if recipe.format == "fp8" else ("*",)
+    simulated = Simulated(model, [row], kv_cache=recipe.kv_cache, nvfp4=in_nvfp4)
     settling = time.perf_counter() - started
     if isinstance(recipe.keep, tuple):
         simulated.matching(recipe.keep)
@@ -315,7 +353,8 @@ def plan(recipe: QuantizeConfig) -> Iterator[str]:
     seconds = _seconds(inputs, simulated, calibrating, speed)
     total = sum(seconds.values()) + loading * recipe.seeds
     steps = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
-    yield f"about {duration(total)} on this machine: {steps}"
+    search = "; the search of formats comes before it" if recipe.format == "mixed" else ""
+    yield f"about {duration(total)} on this machine: {steps}{search}"
     yield f"about {_memory(inputs, simulated) / GIB:.1f} GiB of memory"
 
 
@@ -327,7 +366,7 @@ def _seconds(
     units = [*simulated.units]
     parts_token = speed.pass_token * layers_to_compute(simulated, part_variants(simulated))
     # three variants of the whole besides the model itself; bisections share half of a pass
-    whole_passes = 4.0 + (1.5 * bisections(len(units)) if recipe.keep == "auto" else 0.0)
+    whole_passes = 4.0 + (1.5 * bisections(len(units)) if recipe.keeps_by_limit else 0.0)
     seconds = {
         "calibrate": _tokens(calibrating) * speed.calibration_token + speed.settling,
         "parts": _tokens(inputs.measuring_parts) * parts_token,

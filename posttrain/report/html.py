@@ -163,6 +163,10 @@ def _cell_markup(value: object) -> Markup:
             if value.indent > 0:
                 indent = "\N{EM SPACE}" * (value.indent - 1) + "↳ "
             below = Markup("<br><small>{}</small>").format(value.below) if value.below else ""
-            return escape(indent) + _cell_markup(value.value) + below
+            content = escape(indent) + _cell_markup(value.value) + below
+            if value.shade is None:
+                return content
+            shaded = Markup('<span class="shade" style="--shade:{:.0f}%">{}</span>')
+            return shaded.format(100 * value.shade, content)
         case _:
             return _words_markup(ui.plain(value))

@@ -41,11 +41,12 @@ Words = str | Sequence[str | Styled | Link]
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A cell with a smaller line below its value, or an indent."""
+    """A cell with a smaller line below its value, an indent, or a shade between 0 and 1."""
 
     value: object
     below: str = ""
     indent: int = 0
+    shade: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from posttrain.tokens.pad import describe_choice, training_tokens
 from posttrain.tokens.supervision import Marks
 from posttrain.tokens.tokenizer import (
     TURN_END,
+    Backend,
     Encoder,
     SpecialTokens,
     encoder_of,
@@ -240,17 +241,20 @@ def _with_training_pad(renderer: PromptRenderer, config: TokenizerConfig) -> Pro
     return replace(renderer, special=special)
 
 
-def load_data_renderer(config: SftTokenizer, probes: Sequence[str] = ()) -> DataRenderer:
+def load_data_renderer(
+    config: SftTokenizer, probes: Sequence[str] = (), *, backend: Backend = "auto"
+) -> DataRenderer:
     """Load a renderer with the library that makes the ids, and a pad to train with.
 
     Args:
+        backend: as in `encoder_of`.
         probes: texts on which a faster library must give the tokenizer's ids.
     """
     renderer = load_renderer(config)
     tokenizer_pad = renderer.tokenizer.pad_token
     if config.pad_token is None:
         renderer = _with_training_pad(renderer, config)
-    encoder = encoder_of(renderer.tokenizer, backend=config.backend, probes=probes)
+    encoder = encoder_of(renderer.tokenizer, backend=backend, probes=probes)
     marks = marks_of(
         encoder.encode,
         special=special_ids(renderer.tokenizer),

@@ -272,7 +272,7 @@ class Encoder:
         return tuple(sorted(token.content for token in added_tokens if token.special))
 
     @property
-    def name(self) -> str:
+    def name(self) -> Backend:
         """Name of the library that makes the ids."""
         return "tokenizers" if self.fast is None else "tiktoken"
 
@@ -365,8 +365,7 @@ def encoder_of(
         obstacle = f"other ids for {probe!r:.80}"
     if backend == "tiktoken":
         raise ConfigError(
-            f"tiktoken cannot stand for the tokenizer {tokenizer.name_or_path!r}: {obstacle}; "
-            "set tokenizer.backend to auto or tokenizers"
+            f"tiktoken cannot stand for the tokenizer {tokenizer.name_or_path!r}: {obstacle}"
         )
     return Encoder(copy, digest, reason=f"not tiktoken: {obstacle}", cuts=cuts)
 

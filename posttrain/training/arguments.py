@@ -18,7 +18,7 @@ from transformers import PreTrainedConfig
 
 from posttrain.config.sft import DEFAULTS, ModelConfig, TrainingRecipe
 from posttrain.errors import ConfigError
-from posttrain.training.launch import check_precision
+from posttrain.training.launch import check_parallelism, check_precision
 
 # model types whose losses with Liger's kernels were compared with those without
 LIGER_MODELS = ("llama", "qwen2", "qwen3")
@@ -115,6 +115,7 @@ def make_arguments(
             "set steps (with save_steps), or no"
         )
     check_precision(args, recipe.model, recipe.adapter, env)
+    check_parallelism(recipe.method, args.device.type, env)
     return args
 
 

@@ -2,7 +2,8 @@
 
     varlen          [1, all tokens]       TRL's padding-free collator: varlen kernels, or seq_idx
     block_diagonal  [rows, longest]       sequences side by side, positions restart at each
-    unpacked        [sequences, longest]  one sequence per row, right-padded: for recurrent layers
+    unpacked        [sequences, longest]  one sequence per row, right-padded: for recurrent layers,
+                                          and for sequences that several processes share
 
 The first label of a sequence is ignored, because nothing predicts it, and padding is never trained.
 """
@@ -29,12 +30,18 @@ PROBE_TOKENS = 64
 FP32_TOLERANCE = 1e-5
 
 
-def choose_document_masking(requested: str, model: PreTrainedModel) -> str:
+def choose_document_masking(requested: str, model: PreTrainedModel, *, context: int = 1) -> str:
     """Resolve `auto`, and refuse a layout that would leak on this model.
+
+    Args:
+        context: number of processes among which each sequence is split.
 
     Raises:
         ConfigError: saying which setting works.
     """
+    if context > 1:
+        _refuse_split_sequences(requested, model)
+        return "unpacked"
     attention = model.config._attn_implementation
     varlen = attention in VARLEN_ATTENTION
     recurrent = recurrent_layers(model)
@@ -63,6 +70,35 @@ def choose_document_masking(requested: str, model: PreTrainedModel) -> str:
     return requested
 
 
+def _refuse_split_sequences(requested: str, model: PreTrainedModel) -> None:
+    """Refuse what ring attention cannot express: it drops every mask but the causal one.
+
+    TRL refuses its own packing for the same reason, and cannot know that shards are packed.
+
+    Raises:
+        ConfigError: naming what stands against it.
+    """
+    name = type(model).__name__
+    attention = model.config._attn_implementation
+    problem = None
+    if recurrent := recurrent_layers(model):
+        problem = (
+            f"the {recurrent} recurrent layers of {name} carry a state from token to token, which "
+            "processes do not pass on"
+        )
+    elif not model.supports_context_parallel:
+        problem = f"not all layers of {name} attend to everything before a token"
+    elif attention != "sdpa":
+        problem = f"it is a part of PyTorch's SDPA, not of {attention}: set model.attention: sdpa"
+    elif requested not in ("auto", "unpacked"):
+        problem = (
+            f"document_masking {requested} packs sequences under a mask, which it drops: documents "
+            "would attend to each other. Set document_masking: unpacked (one sequence a row)"
+        )
+    if problem is not None:
+        raise ConfigError(f"context parallelism (the launcher's cp_size): {problem}")
+
+
 def describe_document_masking(document_masking: str, attention: str) -> str:
     """Line of the plan on the active mask."""
     kernels = "varlen kernels" if attention in VARLEN_ATTENTION else "a block-diagonal mask"
@@ -74,10 +110,16 @@ def describe_document_masking(document_masking: str, attention: str) -> str:
     return f"{document_masking}: {text} ({attention})"
 
 
-def make_collator(document_masking: str, pad_id: int) -> Collator:
-    """Build the collator of a resolved layout; that of `varlen` is TRL's own."""
+def make_collator(document_masking: str, pad_id: int, *, context: int = 1) -> Collator:
+    """Build the collator of a resolved layout; that of `varlen` is TRL's own.
+
+    Args:
+        context: number of processes among which each row is split.
+    """
     if document_masking == "varlen":
         return DataCollatorForLanguageModeling(pad_token_id=pad_id, padding_free=True)
+    if context > 1:
+        return partial(_split_rows, pad_id, context)
     collate = {"block_diagonal": _block_diagonal, "unpacked": _unpacked}[document_masking]
     return partial(collate, pad_id)
 
@@ -180,6 +222,22 @@ def _unpacked(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
     ids = [sequence for sequence, _ in parts]
     labels = [_predictable(sequence_labels) for _, sequence_labels in parts]
     return padded(ids, labels, pad_id)
+
+
+def _split_rows(pad_id: int, context: int, packs: list[dict[str, Any]]) -> Batch:
+    """Collate one sequence per row, in columns that divide among processes, with positions.
+
+    Each process takes a column block from the front and one from the end, for equal work.
+    """
+    batch = _unpacked(pad_id, packs)
+    rows, columns = batch["input_ids"].shape
+    padding = -columns % (2 * context)
+    fills = {"input_ids": pad_id, "labels": IGNORED, "attention_mask": 0}
+    for key, fill in fills.items():
+        batch[key] = torch.nn.functional.pad(batch[key], (0, padding), value=fill)
+    # transformers would take one row of numbers for all rows, which cannot be split in place
+    batch["position_ids"] = torch.arange(columns + padding).repeat(rows, 1)
+    return batch
 
 
 def sequence_ids(batch: Batch) -> tuple[torch.Tensor, int]:

@@ -21,6 +21,8 @@ from accelerate.utils import DistributedType
 from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
 from posttrain.errors import ConfigError
 
+# types of devices for which PyTorch (2.13) has kernels of ring attention
+RING_DEVICES = ("cuda",)
 TWO_CPU_PROCESSES = "posttrain launch --config_file accelerate/cpu-2 sft --config …"
 
 
@@ -33,20 +35,23 @@ class Launched:
         sharding: "none", "zero2", "zero3" or "fsdp2".
         device: Name of the GPU, or "cpu".
         precision: "fp32", "bf16" or "fp16".
+        context: Number of processes among which each sequence is split.
     """
 
     world_size: int
     sharding: str
     device: str
     precision: str
+    context: int = 1
 
     @property
     def text(self) -> str:
         """Sentence for the plan."""
-        return (
+        text = (
             f"{self.world_size} process(es) on {self.device}, sharding {self.sharding}, "
             f"{self.precision}"
         )
+        return text if self.context == 1 else f"{text}, each sequence split among {self.context}"
 
 
 def read_launch(accelerator: Accelerator) -> Launched:
@@ -54,6 +59,7 @@ def read_launch(accelerator: Accelerator) -> Launched:
     state: Any = accelerator.state
     device = accelerator.device
     precision = accelerator.mixed_precision
+    parallelism = accelerator.parallelism_config
     sharding = "none"
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         sharding = f"zero{state.deepspeed_plugin.zero_stage}"
@@ -64,7 +70,52 @@ def read_launch(accelerator: Accelerator) -> Launched:
         sharding=sharding,
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         precision="fp32" if precision == "no" else precision,
+        context=(parallelism and parallelism.cp_size) or 1,
     )
+
+
+def context_processes(env: Mapping[str, str] = os.environ) -> int:
+    """Number of processes among which the launcher splits each sequence; 1 if it splits none."""
+    return _parallel_size(env, "CP")
+
+
+def check_parallelism(method: str, device: str, env: Mapping[str, str] = os.environ) -> None:
+    """Refuse the launcher's `parallelism_config` where the run would not be what one process does.
+
+    Args:
+        method: "sft", "dpo" or "grpo".
+        device: type of the device, such as "cuda".
+
+    Raises:
+        ConfigError: with the reason, and what to use instead.
+    """
+    for name in ("TP", "SP"):
+        if _parallel_size(env, name) > 1:
+            raise ConfigError(
+                f"the launcher's parallelism_config_{name.lower()}_size: no stage was compared "
+                "with one process under it. Use --config_file accelerate/fsdp2, or fsdp2-context "
+                "for sequences that no device holds"
+            )
+    if context_processes(env) == 1:
+        return
+    where = "the launcher's parallelism_config_cp_size splits each sequence among processes"
+    if method != "sft":
+        raise ConfigError(
+            f"{where}, which sft alone can train with: pairs and rollouts lie side by side under "
+            "masks that ring attention does not take, and TRL's GRPO refuses it. Use --config_file "
+            "accelerate/fsdp2 or zero3"
+        )
+    if device not in RING_DEVICES:
+        raise ConfigError(
+            f"{where}: PyTorch has kernels of its ring attention for CUDA, not for {device}. Start "
+            "without it: one process holds a whole sequence"
+        )
+
+
+def _parallel_size(env: Mapping[str, str], name: str) -> int:
+    if not _is_true(env, "ACCELERATE_USE_PARALLELISM_CONFIG"):
+        return 1
+    return int(env.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))
 
 
 def check_launch(

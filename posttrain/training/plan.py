@@ -171,7 +171,8 @@ def batch_line(trainer: Any, launched: Launched, *, name: str, row_tokens: float
     batch = trainer.global_batch
     return "batch", (
         f"{batch} {name} = {args.per_device_train_batch_size} × "
-        f"{args.gradient_accumulation_steps} accumulated × {launched.world_size} process(es), "
+        f"{args.gradient_accumulation_steps} accumulated × "
+        f"{launched.world_size // launched.context} process(es), "
         f"about {batch * row_tokens:,.0f} tokens"
     )
 

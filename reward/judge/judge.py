@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ from reward.judge.votes import (
     failures_of,
     refuse_failures,
 )
+
+# requests to a judge in process that are saved together: a killed run repeats at most so many
+CHUNK = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class GenRmJudge:
     Args:
         models: judge models, each of which gives every comparison a vote.
         cache: votes on disk; without it they are kept only within one call of `judge`.
+        rollout_urls: addresses of the servers that sample the rollouts.
         on_progress: called with the number of votes since its last call.
     """
 
@@ -92,6 +96,7 @@ class GenRmJudge:
         config: JudgeConfig,
         *,
         cache: VerdictCache | None = None,
+        rollout_urls: Collection[str] = (),
         on_progress: Callable[[int], None] = lambda votes: None,
     ) -> None:
         assert models, "nobody judges"
@@ -100,6 +105,11 @@ class GenRmJudge:
         self._config = config
         self._cache = cache
         self._on_progress = on_progress
+        self._on_rollout_servers = frozenset(
+            number
+            for number, model in enumerate(config.models)
+            if isinstance(model.backend, Server) and set(model.backend.urls) & set(rollout_urls)
+        )
         # requests that `begin` has sent, by seed and key, until `judge` takes them
         self._started_requests: dict[tuple[int, str], tuple[VoteRequest, asyncio.Task[None]]] = {}
 
@@ -127,10 +137,11 @@ class GenRmJudge:
         the event loop; does not wait.
 
         A model in this process is left alone: it would compete with the rollouts, and its batches
-        would depend on which of them end first.
+        would depend on which of them end first. So is one on a server that samples the rollouts:
+        its long prompts were seen to hold up their decoding for longer than an early start saves.
         """
         for number, model in enumerate(self._models):
-            if model.sampler.batched:
+            if model.sampler.batched or number in self._on_rollout_servers:
                 continue
             settings = self._request_settings(number)
             for comparison in comparisons:
@@ -227,8 +238,8 @@ class GenRmJudge:
         """Answer requests in chunks, which do not depend on what the cache has."""
         by_key = {request.key: request for request in requests}
         distinct = list(by_key.values())
-        for start in range(0, len(distinct), self._config.chunk):
-            chunk = distinct[start : start + self._config.chunk]
+        for start in range(0, len(distinct), CHUNK):
+            chunk = distinct[start : start + CHUNK]
             await self._answer(model, chunk, seed)
             self._on_progress(len(chunk))
         self._on_progress(len(requests) - len(distinct))

@@ -18,6 +18,8 @@ from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import ProfileConfig
 from posttrain.config.schemas import stage_schemas
 from posttrain.config.sft import SftConfig
+from posttrain.config.synthesize import SynthesizeConfig
+from posttrain.config.tiny_world import TinyWorldConfig
 from posttrain.errors import ConfigError
 
 
@@ -122,6 +124,13 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         ("sft", SftConfig, "extends=base.yaml", "'extends' .gone: a recipe is one file"),
         ("eval", EvalConfig, "estimate.tokens_per_second=9", "gone: a dry run measures how fast"),
         ("build_genrm", BuildGenRmConfig, "sources.0.fields={reasoning: r}", "fields.reasoning' .gone"),
+        ("build_dpo", BuildDpoConfig, "match_length=true", "'match_length' .gone: pairs are drawn"),
+        ("build_sft", BuildSftConfig, "tokenizer.backend=tiktoken", "'tokenizer.backend' .gone: tiktoken is used"),
+        ("build_sft", BuildSftConfig, "sources.0.filters={language: {allowed: [en], letters: 9}}", "language.letters' .gone: it is 200"),
+        ("rlhf", RlhfConfig, "loss.importance={product_high: 3}", "'loss.importance.product_high' .gone: .* sequence_limit"),
+        ("rlhf", RlhfConfig, "guard={window: 2}", "'guard.window' .gone: it is four"),
+        ("synthesize", SynthesizeConfig, "checks.planted=3", "'checks' .gone: 20 rows are planted"),
+        ("world", TinyWorldConfig, "tokenizer.vocab_size=400", "'tokenizer' .gone: it is 1,024"),
         ("rlhf", RlhfConfig, "model={config: {model_type: qwen3}}", "set model.path"),
         # who judges
         ("rlhf", RlhfConfig, "judge.models=[]", "judge.models"),

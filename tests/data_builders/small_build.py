@@ -16,6 +16,8 @@ import yaml
 from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from data_builders.rows.parts import PART_BYTES
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 TOOL = {
@@ -37,13 +39,17 @@ def script(name: str) -> ModuleType:
     return import_module(f"scripts.{name}")
 
 
-def build(recipe: Path, *overrides: str, report: bool = False) -> None:
+def build(
+    recipe: Path, *overrides: str, part_bytes: int = PART_BYTES, report: bool = False
+) -> None:
     """`posttrain build_sft --config recipe …` in this process; errors are raised.
 
     Args:
+        part_bytes: bytes of the largest parts that the input is cut into.
         report: with its page, whose charts cost as much as the rest.
     """
     with ExitStack() as stack:
+        stack.enter_context(patch("data_builders.sft.build.PART_BYTES", part_bytes))
         if not report:
             stack.enter_context(patch("posttrain.pages.write.write_report", lambda out: out))
         script("build_sft").main(["--config", str(recipe), *overrides])

@@ -37,10 +37,10 @@ def test_every_token_is_counted_once():
         Completion("p", 0, (step(100, 30, 10), step(150, 0, 20, cached_tokens=100)), "stop")
     )
     assert tokens == {"input": 250, "cached": 100, "output": 60, "reasoning": 30}
-    # 150 fresh and 100 cached tokens in; 30 of reasoning and 30 others out
-    price = Price(input=1, cached=0.1, output=10, reasoning=20)
-    assert money(tokens, price) == pytest.approx((150 + 10 + 300 + 600) / 1e6)
-    # without prices of their own, cached and reasoning tokens cost what others do, no more
+    # 150 fresh and 100 cached tokens in; 60 out, of which 30 are reasoning
+    price = Price(input=1, cached=0.1, output=10)
+    assert money(tokens, price) == pytest.approx((150 + 10 + 600) / 1e6)
+    # without a price of their own cached tokens cost what others do, no more
     assert money(tokens, Price(input=1, output=10)) == pytest.approx((250 + 600) / 1e6)
 
 

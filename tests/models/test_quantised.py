@@ -58,7 +58,7 @@ def test_commands_refuse_a_quantised_folder(tmp_path: Path):
     from tests.publish.test_merge import write_adapter
 
     folder = write_quantised(tmp_path / "quantised", "hf_quant_config.json")
-    with pytest.raises(ConfigError, match="quantised to an unnamed format; only FP8"):
+    with pytest.raises(ConfigError, match="quantised to an unnamed format; only FP8 and"):
         chat([str(folder)])
     adapter = write_adapter(tmp_path / "adapter", folder)
     with pytest.raises(ConfigError, match=REFUSED):
@@ -78,9 +78,14 @@ def test_without_modelopt_the_command_says_what_to_install(
 
 def test_a_format_that_is_not_simulated_is_named(tmp_path: Path):
     folder = write_quantised(tmp_path / "quantised", "hf_quant_config.json")
-    described = {"quantization": {"quant_algo": "NVFP4"}}
+    described: dict[str, Any] = {"quantization": {"quant_algo": "NVFP4_AWQ"}}
     (folder / "hf_quant_config.json").write_text(json.dumps(described))
-    with pytest.raises(ConfigError, match="quantised to NVFP4; only FP8 by ModelOpt"):
+    with pytest.raises(ConfigError, match="quantised to NVFP4_AWQ; only FP8 and NVFP4 by"):
+        load_pretrained(folder, simulate=True)
+    layers = {"a": {"quant_algo": "NVFP4"}, "b": {"quant_algo": "W4A16_AWQ"}}
+    described["quantization"] = {"quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    (folder / "hf_quant_config.json").write_text(json.dumps(described))
+    with pytest.raises(ConfigError, match="quantised to W4A16_AWQ; only FP8 and NVFP4 by"):
         load_pretrained(folder, simulate=True)
 
 

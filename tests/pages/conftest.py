@@ -9,7 +9,7 @@ import pytest
 
 from data_builders.tiny_world.write import write_world
 from posttrain.chat import nemotron_3_nano_template
-from posttrain.config.tiny_world import FamilyConfig, TinyTokenizerConfig, TinyWorldConfig
+from posttrain.config.tiny_world import FamilyConfig, TinyWorldConfig
 from posttrain.runs import Counts, Run, atomic_write_text, parent_of, read_artifact
 from tests.data_builders.small_build import build
 
@@ -61,8 +61,7 @@ def finished(tmp_path_factory) -> Path:
     """`world/`, the `sft_data/` that the build stage made of it, and `sft/`; only to be read."""
     folder = tmp_path_factory.mktemp("finished")
     families = {name: FamilyConfig(train=40, heldout=16) for name in ("maths", "lookups")}
-    tokenizer = TinyTokenizerConfig(vocab_size=400)
-    config = TinyWorldConfig(out=str(folder / "world"), families=families, tokenizer=tokenizer)
+    config = TinyWorldConfig(out=str(folder / "world"), families=families)
     stage = Run.open(folder / "world", kind="tiny_world", config=config.owner_config())
     write_world(stage, config, template=nemotron_3_nano_template())
     (folder / "recipe.yaml").write_text(RECIPE)

@@ -12,10 +12,14 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("modelopt", reason="needs the extra `quantize` (nvidia-modelopt)")
 
+from modelopt.torch import quantization as mtq  # pyright: ignore[reportMissingImports]
+from modelopt.torch.export import export_hf_checkpoint  # pyright: ignore[reportMissingImports]
+
 from posttrain.config.quantize import QuantizeConfig
 from posttrain.errors import ConfigError
 from posttrain.models.load import load_pretrained
 from posttrain.pages.write import write_report
+from posttrain.quantization import stage
 from posttrain.quantization.measure import FigureLog, measure, part_variants
 from posttrain.quantization.rows import draw_sequences
 from posttrain.quantization.simulate import Simulated
@@ -24,6 +28,11 @@ from posttrain.runs import read_artifact
 from tests.training.rl.policy import write_policy
 from tests.training.tiny import write_artifact
 
+FORMATS = [
+    {"format": "fp8", "keep": ("attention.*",)},
+    {"format": "nvfp4", "keep": ("attention.*",)},
+    {"format": "mixed", "bits": 7.0},
+]
 HYBRID_UNITS = ["mamba.0", "experts.1", "shared_experts.1", "attention.2", "kv_cache", "mlp.3"]
 
 
@@ -48,6 +57,18 @@ def silent(_: object) -> None:
     """Where the stage prints."""
 
 
+def original_of(name: str, original: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The weight that a tensor of a quantised folder was made from."""
+    tail = name[name.index("layers.") :]
+    weight = next((w for key, w in original.items() if key.endswith(tail)), None)
+    if weight is None:  # one expert of a fused matrix
+        before, _, after = tail.partition(".experts.")
+        number, matrix, _ = after.split(".")
+        fused = f"{before}.experts.{matrix}"
+        weight = next(w for key, w in original.items() if key.endswith(fused))[int(number)]
+    return weight
+
+
 @pytest.mark.parametrize("checkpoint", ["attention", "attention_bfloat16", "hybrid_bfloat16"])
 def test_what_is_written_dequantises_to_what_was_measured(folder, tmp_path, checkpoint):
     """The stage compares every tensor with its simulation to the bit, and stops where one differs;
@@ -58,13 +79,7 @@ def test_what_is_written_dequantises_to_what_was_measured(folder, tmp_path, chec
     quantised = [name for name, tensor in tensors.items() if tensor.dtype == torch.float8_e4m3fn]
     assert len(quantised) == stats["tensors_checked"]
     for name in quantised:
-        tail = name[name.index("layers.") :]
-        weight = next((w for key, w in original.items() if key.endswith(tail)), None)
-        if weight is None:  # one expert of a fused matrix
-            before, _, after = tail.partition(".experts.")
-            number, matrix, _ = after.split(".")
-            fused = f"{before}.experts.{matrix}"
-            weight = next(w for key, w in original.items() if key.endswith(fused))[int(number)]
+        weight = original_of(name, original)
         dequantised = tensors[name].float() * tensors[f"{name}_scale"]
         # a step of E4M3 is an eighth of a power of two, below 2^-6 of the scale it is 2^-9
         allowed = weight.float().abs() / 16 + tensors[f"{name}_scale"] * 2**-10
@@ -75,6 +90,128 @@ def test_what_is_written_dequantises_to_what_was_measured(folder, tmp_path, chec
     kept_dtype = torch.bfloat16 if checkpoint.endswith("bfloat16") else torch.float32
     assert kept_dtype in others
     assert others <= {kept_dtype, torch.float32}
+
+
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+
+
+def unpack(packed: torch.Tensor) -> torch.Tensor:
+    """Values of NVFP4: two a byte, the lower half first, its highest bit the sign."""
+    codes = torch.stack([packed & 15, packed >> 4], -1).flatten(-2).int()
+    return E2M1[codes % 8] * torch.where(codes < 8, 1.0, -1.0)
+
+
+def rounded(values: torch.Tensor) -> torch.Tensor:
+    """The nearest values of E2M1; of two as near the one whose last bit is 0."""
+    even_first = torch.cat([E2M1[::2], E2M1[1::2]])
+    nearest = (values.abs()[..., None] - even_first).abs().argmin(-1)
+    return even_first[nearest] * values.sign()
+
+
+@pytest.mark.parametrize("checkpoint", ["attention", "attention_bfloat16", "hybrid_bfloat16"])
+def test_nvfp4_is_written_as_the_format_says(folder: Path, tmp_path: Path, checkpoint: str):
+    out = tmp_path / "out"
+    stats = quantize(recipe(folder, checkpoint, out, format="nvfp4", keep=()), show=silent)
+    original = load_pretrained(folder / checkpoint).state_dict()
+    tensors = load_file(out / "model.safetensors")
+    names = [name for name, tensor in tensors.items() if tensor.dtype == torch.uint8]
+    assert len(names) == stats["tensors_checked"]
+    for name in names:
+        weight = original_of(name, original).float()
+        scale, scale_2 = tensors[f"{name}_scale"], tensors[f"{name}_scale_2"]
+        blocks = weight.unflatten(-1, (-1, 16))
+        # the scale of a tensor is the largest of the matrices that servers fuse with it
+        assert scale_2 * 448 * 6 * (1 + 1e-6) >= blocks.abs().max()
+        block_scale = blocks.abs().amax(-1) / (6 * scale_2)
+        assert torch.equal(scale, block_scale.to(torch.float8_e4m3fn)), name
+        expected = rounded(blocks / (scale.float() * scale_2)[..., None])
+        assert torch.equal(unpack(tensors[name]), expected.flatten(-2)), name
+    described = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert described["quant_algo"] == "NVFP4"
+    assert described["group_size"] == 16
+    assert described["kv_cache_quant_algo"] == "FP8"
+    # ModelOpt alone, with no code of ours, writes these scales
+    alone = load_pretrained(folder / checkpoint).float().eval()
+    rows = draw_sequences(folder / "data", "train", 12, seed=0, reasoning=True)
+    mtq.quantize(
+        alone, mtq.NVFP4_DEFAULT_CFG, lambda model: [model(row.ids_T[None]) for row in rows]
+    )
+    export_hf_checkpoint(alone, dtype=torch.float32, export_dir=tmp_path / "alone")
+    scales = load_file(tmp_path / "alone" / "model.safetensors")
+    for name in names:
+        for kind in ("weight_scale_2", "input_scale"):
+            key = name.replace("weight", kind)
+            torch.testing.assert_close(tensors[key], scales[key], rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(("checkpoint", "bits"), [("attention", 6.0), ("hybrid", 9.0)])
+def test_mixed_gives_each_unit_a_format_within_the_bits(folder, tmp_path, checkpoint, bits):
+    out = tmp_path / "out"
+    stats = quantize(recipe(folder, checkpoint, out, format="mixed", bits=bits), show=silent)
+    tensors = load_file(out / "model.safetensors")
+    original = load_pretrained(folder / checkpoint).state_dict()
+    described = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
+    assert described["quant_algo"] == "MIXED_PRECISION"
+    algorithms = {
+        name: layer["quant_algo"] for name, layer in described["quantized_layers"].items()
+    }
+    dtypes = {"NVFP4": torch.uint8, "FP8": torch.float8_e4m3fn}
+    assert {*algorithms.values()} == {*dtypes}
+    assert len(algorithms) == stats["tensors_checked"]
+    spent, elements = 0.0, 0
+    for name, algorithm in algorithms.items():
+        assert tensors[f"{name}.weight"].dtype == dtypes[algorithm]
+        count = original_of(f"{name}.weight", original).numel()
+        elements += count
+        spent += count * (4.5 if algorithm == "NVFP4" else 8)
+    for unit in stats["kept"]:
+        layer = unit.partition(".")[2]
+        for key, weight in original.items():
+            if f"layers.{layer}." in key and "proj" in key and weight.ndim > 1:
+                elements += weight.numel()
+                spent += 16 * weight.numel()
+    assert stats["bits"]["reached"] == pytest.approx(spent / elements, abs=1e-3)
+    assert spent / elements <= bits
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert config["quantized_layers"] == described["quantized_layers"]
+    groups = [group["targets"] for group in config["config_groups"].values()]
+    assert sorted(name for group in groups for name in group) == sorted(algorithms)
+    page = write_report(out).read_text("utf-8")
+    assert f"{stats['bits']['reached']:.2f} reached" in page
+    for text in ("NVFP4", "FP8", *(["float32"] if stats["kept"] else [])):
+        assert text in page
+
+
+def test_formats_that_were_chosen_outlive_a_kill(folder: Path, tmp_path: Path, monkeypatch):
+    made = recipe(folder, "attention", tmp_path / "out", format="mixed", bits=6.0)
+    with monkeypatch.context() as killing:
+        killing.setattr(stage, "measure", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            quantize(made, show=silent)
+    monkeypatch.setattr(stage, "choose_formats", lambda *_, **__: 1 / 0)
+    killed = quantize(made, show=silent)
+    monkeypatch.undo()
+    other = recipe(folder, "attention", tmp_path / "other", format="mixed", bits=6.0)
+    assert quantize(other, show=silent) == killed
+
+
+def test_keys_that_a_format_does_not_read_are_refused(folder: Path, tmp_path: Path):
+    for keys in ({"format": "mixed", "keep": "nano"}, {"format": "mixed", "limit": 0.1}):
+        with pytest.raises(ValueError, match=r"(keep|limit) does not go with format: mixed"):
+            recipe(folder, "attention", tmp_path, **keys)
+    with pytest.raises(ValueError, match=r"bits does not go with format: nvfp4"):
+        recipe(folder, "attention", tmp_path, format="nvfp4", bits=5.0)
+
+
+def test_a_matrix_that_blocks_do_not_fit_is_refused(folder: Path, tmp_path: Path):
+    narrow = tmp_path / "narrow"
+    write_policy(narrow)
+    config = load_pretrained(narrow).config
+    config.intermediate_size = 24
+    type(load_pretrained(narrow))(config).save_pretrained(narrow)
+    made = recipe(folder, "attention", tmp_path / "out", format="nvfp4")
+    with pytest.raises(ConfigError, match=r"every 16 values that a matrix reads, .* reads 24"):
+        quantize(made.model_copy(update={"checkpoint": str(narrow)}), show=silent)
 
 
 def test_a_hybrid_names_what_is_kept_matrix_by_matrix(folder: Path, tmp_path: Path):
@@ -175,13 +312,17 @@ def test_shared_layers_change_no_figure(folder: Path, checkpoint: str):
 
 
 @pytest.mark.parametrize("checkpoint", ["attention", "hybrid"])
-def test_a_written_folder_is_simulated_as_it_was_measured(folder: Path, tmp_path, checkpoint):
+@pytest.mark.parametrize("keys", FORMATS, ids=lambda keys: keys["format"])
+def test_a_written_folder_is_simulated_as_it_was_measured(folder, tmp_path, keys, checkpoint):
     out = tmp_path / "out"
-    made = recipe(folder, checkpoint, out, keep=("attention.*",))
-    units = [unit for unit in quantize(made, show=silent)["units"] if "attention" not in unit]
+    stats = quantize(recipe(folder, checkpoint, out, **keys), show=silent)
+    units = [unit for unit in stats["units"] if unit not in stats["kept"]]
     rows = draw_sequences(folder / "data", "train", 12, seed=0, reasoning=True)
-    measured = Simulated(load_pretrained(folder / checkpoint).eval(), rows, kv_cache=True)
+    nvfp4 = [unit for unit, name in stats["formats"].items() if name == "nvfp4"]
+    model = load_pretrained(folder / checkpoint).eval()
+    measured = Simulated(model, rows, kv_cache=True, nvfp4=nvfp4)
     ids_1_T = rows[0].ids_T[None]
+    measured.switch_on(())
     with torch.inference_mode():
         full = measured.model(ids_1_T).logits
         measured.switch_on(units)

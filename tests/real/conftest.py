@@ -33,14 +33,20 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmProcess]:
-    """vLLM that serves it in float32, one for all tests."""
+def vllm_executable() -> Path:
+    """The program of POSTTRAIN_VLLM."""
     if not (named := os.environ.get("POSTTRAIN_VLLM")):
         pytest.skip("POSTTRAIN_VLLM names no vllm executable, and no environment with one")
     executable = Path(named)
-    if executable.is_dir():
-        executable = executable / "bin" / "vllm"
-    vllm = VllmProcess(executable, checkpoint, tmp_path_factory.mktemp("vllm") / "server.log")
+    return executable / "bin" / "vllm" if executable.is_dir() else executable
+
+
+@pytest.fixture(scope="session")
+def server(
+    checkpoint: Path, vllm_executable: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmProcess]:
+    """vLLM that serves it in float32, one for all tests."""
+    vllm = VllmProcess(vllm_executable, checkpoint, tmp_path_factory.mktemp("vllm") / "server.log")
     try:
         vllm.start()
         yield vllm

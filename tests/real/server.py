@@ -25,10 +25,10 @@ _FLAGS = (
     "--dtype", "float32", "--max-model-len", str(CONTEXT),
     # this vLLM fails on a seeded request whose prompt is read in chunks on a CPU
     "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(CONTEXT),
-    "--max-num-seqs", "16", "--enable-lora", "--max-lora-rank", "8", "--max-loras", "2",
-    "--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+    "--max-num-seqs", "16", "--reasoning-parser", "qwen3", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
     "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm",
 )  # fmt: skip
+_ADAPTERS = ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "2")
 _ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
@@ -40,10 +40,13 @@ _ENVIRONMENT = {
 class VllmProcess:
     """`start` returns when it answers, `kill` when it and its workers are gone."""
 
-    def __init__(self, executable: Path, checkpoint: Path, log: Path) -> None:
+    def __init__(
+        self, executable: Path, checkpoint: Path, log: Path, *, adapters: bool = True
+    ) -> None:
         self.address = ("127.0.0.1", free_port())
         self.log = log
         self._command = [str(executable), "serve", str(checkpoint), "--served-model-name", MODEL]
+        self._flags = (*_FLAGS, *_ADAPTERS) if adapters else _FLAGS
         # its workers are programs of the same environment
         self._path = f"{executable.parent}{os.pathsep}{os.environ['PATH']}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -57,7 +60,7 @@ class VllmProcess:
         host, port = self.address
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*self._command, *_FLAGS, "--host", host, "--port", str(port)],
+                [*self._command, *self._flags, "--host", host, "--port", str(port)],
                 env=os.environ | _ENVIRONMENT | {"PATH": self._path},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from posttrain.training.rl.trainer import ENGINE_DIFFERENCE
 from tests.real.commands import begin, output, questions, run
@@ -122,6 +126,36 @@ def test_rlvr(checkpoint: Path, server: VllmProcess, profile: Path, tmp_path: Pa
     check_run(out, server, steps=STEPS)
 
 
+@pytest.fixture(scope="module")
+def teaching_server(
+    checkpoint: Path, vllm_executable: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[VllmProcess]:
+    """vLLM without adapters: with them this version ends at a request for `prompt_logprobs`."""
+    log = tmp_path_factory.mktemp("teacher") / "server.log"
+    vllm = VllmProcess(vllm_executable, checkpoint, log, adapters=False)
+    try:
+        vllm.start()
+        yield vllm
+    finally:
+        vllm.kill()
+
+
+@pytest.fixture(scope="module")
+def student(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model with noise on its weights."""
+    folder = tmp_path_factory.mktemp("student")
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.add_(0.02 * weight.std(correction=0) * noise)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(checkpoint / name, folder)
+    return folder
+
+
 VERDICT = r'\{"score_1": [1-5], "score_2": [1-5], "ranking": [1-6]\}'
 
 
@@ -177,3 +211,48 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step_is_waited_for(
         process.wait()
     assert "refuses connections: waiting up to 600 s" in output(tmp_path, "rlvr")
     check_run(out, server, steps=3)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_teacher_behind_the_server_gives_the_rewards_of_one_in_process(
+    checkpoint: Path, teaching_server: VllmProcess, student: Path, tmp_path: Path, lag: int
+):
+    served = {"server": {"url": teaching_server.url, "model": MODEL}}
+    in_process = {"path": str(checkpoint), "dtype": "float32"}
+    rewards: list[list[list[float]]] = []
+    for name, teacher in (("served", served), ("in_process", in_process)):
+        out = tmp_path / name / "out"
+        out.parent.mkdir()
+        recipe = {
+            "out": str(out),
+            "model": {"path": str(student)},
+            "teachers": {"teacher": teacher},
+            "default_teacher": "teacher",
+            "prompts": [{**source(out.parent, 24), "grader": None, "metadata": []}],
+            "settings": [{"name": "plain", "thinking": 0}],
+            "prompts_per_step": 4,
+            "rollouts": {"engine": "in_process", "lag": lag},
+            "loss": {"importance": {}},
+            "sampling": {"max_tokens": 24},
+            "trainer": {
+                "learning_rate": 1e-5,
+                "warmup_steps": 0,
+                "max_steps": 3,
+                "per_device_train_batch_size": 4,
+                "gradient_checkpointing": False,
+                "bf16": False,
+            },
+        }
+        run(out.parent, "distill", recipe)
+        rows = log_rows(out, of="loss")
+        assert [row["unscored"] for row in rows] == [0, 0, 0]
+        rollouts = [rollout for group in rollout_groups(out) for rollout in group["rollouts"]]
+        rewards.append([rollout["token_rewards"] for rollout in rollouts])
+    differences: list[float] = []
+    for by_server, by_process in zip(*rewards, strict=True):
+        pairs = zip(by_server, by_process, strict=True)
+        differences += [abs(one - other) for one, other in pairs]
+    assert len(differences) > 100
+    assert max(differences) < 1e-3
+    # the teacher is not the student
+    assert max(abs(reward) for rollout in rewards[0] for reward in rollout) > 0.05

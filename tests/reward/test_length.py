@@ -1,4 +1,4 @@
-"""Length control against the paper's equations, by hand and in exact fractions; style."""
+"""Length control against the paper's equations, by hand and in exact fractions."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reward.length import Values, length_adjustments, style_density
+from reward.length import Values, length_adjustments
 
-PARTS = ("reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus", "style")
+PARTS = ("reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus")
 
 
 def slow(base: Values, reasoning: Sequence[int], answers: Sequence[int]) -> list[float | None]:
@@ -57,7 +57,7 @@ def test_four_responses_by_hand():
     assert found.parts["reasoning_length"] == [7 / 32, 3 / 32, -1 / 32, -9 / 32]
     assert found.parts["answer_length"] == [-0.25, 0.25, 0, 0]
     assert found.parts["reasoning_bonus"] == [0.5, 0, 0, 0]
-    assert found.parts["answer_bonus"] == found.parts["style"] == [0, 0, 0, 0]
+    assert found.parts["answer_bonus"] == [0, 0, 0, 0]
     assert found.rewards == [5.46875, 3.34375, 3.96875, 1.71875]
 
 
@@ -71,7 +71,7 @@ def test_as_the_slow_reading_zero_sum_and_parts_add_up(group: tuple[Values, list
     for i, b in enumerate(group[0]):
         parts = [found.parts[name][i] for name in PARTS]
         if b is None:
-            assert [found.rewards[i], *parts] == [None] * 6
+            assert [found.rewards[i], *parts] == [None] * 5
         else:
             assert found.rewards[i] == pytest.approx(b + sum(parts), abs=1e-12)
 
@@ -95,14 +95,6 @@ def test_a_cut_answer_is_treated_as_missing_and_its_reasoning_as_any():
     assert length_adjustments(*given).parts["answer_bonus"] == [0.5, 0, 0]
 
 
-def test_style_is_centred_among_answers_that_are_there():
-    off = {"reasoning_bonus": 0.0, "answer_bonus": 0.0, "style_coefficient": 0.1}
-    densities = [0.0, 0.2, 0.0]
-    found = length_adjustments([3.0] * 3, [0] * 3, [10, 10, 0], style_densities=densities, **off)
-    assert found.parts["style"] == pytest.approx([0.05, -0.05, 0])
-    assert found.rewards == pytest.approx([3.05, 2.95, 3.0])
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
@@ -111,38 +103,9 @@ def test_style_is_centred_among_answers_that_are_there():
         ({"reasoning_lengths": [1, -1, 2]}, r"reasoning_lengths\[1\] is -1"),
         ({"quality_percentile": 101}, "0 to 100"),
         ({"reasoning_bonus": math.inf}, "reasoning_bonus must be finite"),
-        ({"style_coefficient": 0.1}, "needs style_densities"),
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(changed: dict[str, Any], message: str):
     columns: dict[str, Any] = dict.fromkeys(("reasoning_lengths", "answer_lengths"), (1, 2, 3))
     with pytest.raises(ValueError, match=message):
         length_adjustments(**{"base": [1.0, 2.0, 3.0], **columns, **changed})
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("Plain prose, 3 * 4 = 12, a # and a - in the middle.", 0),
-        ("# Sum\n\n- **four**", 3),
-        ("###### six\n####### seven is none\n#hashtag", 1),
-        ("1. one\n2) two\n* three\n  + four\n-dash\n3.14 is pi", 4),
-        ("**a** and **b** and __c__ and snake__case__name and ** x **", 3),
-        ("fine 👍 and 🚀✨, no \u4e2d\u6587 \u03b1 \u2192 emoji", 3),
-        ("```python\n# not a header\n- x\n**y**\n```", 0),
-    ],
-)
-def test_marks_of_style(text: str, count: int):
-    assert style_density(text) * len(text.strip()) == pytest.approx(count)
-
-
-@pytest.mark.parametrize("fence", ["```", "~~~", "````"])
-def test_fenced_code_is_neither_counted_nor_measured(fence: str):
-    code = f"{fence}python\n# not a header\n{fence}"
-    assert style_density(f"- item\n{code}\ntail") == pytest.approx(1 / len("- item\n\ntail"))
-    assert style_density(f"- item\n{fence}\n# an open fence\n- runs to the end") == 1 / 6
-
-
-@pytest.mark.parametrize("piece", ["`", "```\n", "*", "**a", "__", "# ", "1", "~~~x\n```\n"])
-def test_long_texts_take_linear_time(piece: str):
-    assert style_density(piece * 50_000) >= 0

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from posttrain.config.backend import Server
 from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.records import Score, json_text
 from posttrain.rollouts import Completion
 from posttrain.sampling.sampler import Request
 from reward.graders.base import Attempt
-from reward.judge.judge import GenRmJudge
+from reward.judge.judge import GenRmJudge, JudgeSampler
 from reward.judge.prompt import EMPTY
 from reward.length import with_lengths
 from reward.rlhf import JudgedReward
@@ -103,11 +104,12 @@ def test_a_served_judge_begins_with_whole_groups_and_asks_nothing_twice():
         Group(prompt(), completions(FOUR)),  # its comparisons are the first's
     ]
 
-    async def judged(begun: Sequence[Group], *, batched: bool) -> tuple[list[GroupRewards], Any]:
+    async def judged(
+        begun: Sequence[Group], *, batched: bool, rollout_urls: Sequence[str] = ()
+    ) -> tuple[list[GroupRewards], Any]:
         sampler = Scripted(fair, batched=batched)
-        reward = JudgedReward(
-            judge_of(sampler), config=config(), pairing=PairingConfig(), length=NO_LENGTH
-        )
+        judge = GenRmJudge([JudgeSampler(sampler, "compact")], config(), rollout_urls=rollout_urls)
+        reward = JudgedReward(judge, config=config(), pairing=PairingConfig(), length=NO_LENGTH)
         for group in begun:
             reward.begin_group(group, seed=1)
         for _ in range(9):
@@ -120,8 +122,12 @@ def test_a_served_judge_begins_with_whole_groups_and_asks_nothing_twice():
     assert requests == (0, 6)
     assert asyncio.run(judged(groups[:2], batched=False)) == (at_the_end, (6, 6))
     assert asyncio.run(judged(groups[1:], batched=False)) == (at_the_end, (6, 6))
-    # one in this process would compete with the rollouts
+    # one in this process, or on the rollouts' server, would compete with the rollouts
     assert asyncio.run(judged(groups, batched=True)) == (at_the_end, (0, 6))
+    [model] = config().models
+    assert isinstance(model.backend, Server)
+    urls = model.backend.urls
+    assert asyncio.run(judged(groups, batched=False, rollout_urls=urls)) == (at_the_end, (0, 6))
 
 
 def test_rollouts_that_were_given_up_are_in_no_match():
@@ -166,22 +172,14 @@ def test_every_part_is_told_apart_and_they_add_up():
         completion(answer, index=k, reasoning="r" * long)
         for k, (long, answer) in enumerate(lengths)
     ]
-    length = LengthConfig(style_coefficient=0.1)
-    found = rewarded(judge_of(fair), rollouts, length=length)
+    found = rewarded(judge_of(fair), rollouts, length=LengthConfig())
     assert found.parts["base"] == (4.0, 2.0, 3.0, 1.0)
     # reasoning: w = 1/3, 1, 2/3, 0, mean 1/2; the shortest has a base below the gate: no bonus
     assert found.parts["reasoning_length"] == pytest.approx((-1 / 12, 0.25, 1 / 12, -0.25))
     assert found.parts["answer_length"] == pytest.approx((-0.25, 1 / 12, -1 / 12, 0.25))
     assert found.parts["reasoning_bonus"] == (0.0,) * 4
     assert found.parts["reasoning_tokens"] == (30.0, 10.0, 20.0, 40.0)
-    parts = (
-        "base",
-        "reasoning_length",
-        "answer_length",
-        "reasoning_bonus",
-        "answer_bonus",
-        "style",
-    )
+    parts = ("base", "reasoning_length", "answer_length", "reasoning_bonus", "answer_bonus")
     for k, reward in enumerate(found.rewards):
         assert reward == pytest.approx(sum(found.parts[name][k] or 0.0 for name in parts))
 

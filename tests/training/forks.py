@@ -31,7 +31,7 @@ from posttrain.report.section import LineChart, Section, Series
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240  # far above what a run takes on a busy machine
-SHARDING = ("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "FSDP_")
+SHARDING = ("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "FSDP_", "PARALLELISM_CONFIG_")
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,11 @@ def shipped(name: str) -> tuple[str, str]:
 def shard(kind: str) -> None:
     """Shard this process's parameters on CPU as a shipped launcher file says."""
     os.environ["DS_ACCELERATOR"] = "cpu"
-    environment = launch_environment(*shipped(kind))
+    arguments = list(shipped(kind))
+    if kind == "fsdp2-context":
+        # of two processes, not eight
+        arguments += ["--parallelism_config_cp_size", "2"]
+    environment = launch_environment(*arguments)
     os.environ |= {k: v for k, v in environment.items() if k.startswith(SHARDING)}
     from accelerate import PartialState
     from accelerate.utils import DistributedType
@@ -175,6 +179,6 @@ def shard(kind: str) -> None:
         DeepSpeedZeroConfig.model_fields["param_persistence_threshold"].default = 0
         DeepSpeedZeroConfig.model_rebuild(force=True)
     else:
-        assert kind == "fsdp2", kind
+        assert kind in ("fsdp2", "fsdp2-context"), kind
         state = PartialState(cpu=True, backend="gloo")
         state._shared_state["distributed_type"] = DistributedType.MULTI_GPU

@@ -57,7 +57,7 @@ class TransformersEngine:
             "dtype": str(model.dtype).removeprefix("torch."),
         }
         if is_simulated(model):
-            self.identity = {**self.identity, "simulated": "FP8 by ModelOpt"}
+            self.identity = {**self.identity, "simulated": "ModelOpt"}
 
     async def generate(
         self, requests: Sequence[EngineRequest], *, progress: Progress = None

@@ -36,7 +36,7 @@ from posttrain.training.dpo.reference import (
     initial_weights,
     longest_first,
 )
-from posttrain.training.dpo.trainer import PairTrainer
+from posttrain.training.dpo.trainer import CHOSEN_FLOOR, PairTrainer, chosen_fell
 from posttrain.training.launch import Launched
 from posttrain.training.output import REFERENCE, RunOutcome
 from posttrain.training.plan import (
@@ -286,7 +286,6 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             layout=layout,
             loss=recipe.loss,
             store=self._reference_store(parts["args"], model, data),
-            chosen_floor=recipe.chosen_floor,
         )
 
     def _reference_store(
@@ -434,7 +433,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             "first_sft": {form: first_row[f"sft_{form}"] for form in ("sum", "mean")},
             "last": {name: last_row[name] for name in LAST_METRICS},
             "lowest_chosen_change_per_token": lowest_change,
-            "chosen_fell": lowest_change < trainer.chosen_floor,
+            "chosen_fell": chosen_fell(lowest_change),
             "reference_key": trainer.store.key.digest,
             "end_token": prepared.special.end_token,
         }
@@ -468,7 +467,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         lowest_change = manifest.stats["lowest_chosen_change_per_token"]
         return [
             f"warning      chosen completions lost {-lowest_change:.4f} nats a token against the "
-            f"reference (limit {-self.recipe.chosen_floor:g}): raise loss.sft_weight, lower the "
+            f"reference (limit {-CHOSEN_FLOOR:g}): raise loss.sft_weight, lower the "
             "learning rate, or drop pairs that differ in a few tokens (minimum_distance in "
             "build_dpo)"
         ]

@@ -37,6 +37,9 @@ from posttrain.training.trainer import Resumable, disable_attention_dropout, sco
 # distance of the first preference loss from ln 2, its value where policy and reference are equal
 FIRST_LOSS_LIMIT = 1e-4
 FIRST_LOSS_LIMIT_HALF = 1e-2
+# mean change of the chosen log-probability, in nats a token, below which it counts as fallen: the
+# pairs then teach to avoid what they prefer
+CHOSEN_FLOOR = -0.02
 
 
 class PairTrainer(Resumable, DPOTrainer):
@@ -47,8 +50,6 @@ class PairTrainer(Resumable, DPOTrainer):
         layout: resolved layout of the collator.
         loss: weights and forms of the terms.
         store: log-probabilities under the reference, on disk or still to compute.
-        chosen_floor: change of the chosen log-probability in nats per token from which the log
-            carries a warning.
     """
 
     data_collator: Any
@@ -60,7 +61,6 @@ class PairTrainer(Resumable, DPOTrainer):
         layout: str,
         loss: LossConfig,
         store: ReferenceStore,
-        chosen_floor: float,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, train_dataset=pairs.data, **kwargs)
@@ -71,7 +71,6 @@ class PairTrainer(Resumable, DPOTrainer):
         self.layout = layout
         self.loss = loss
         self.store = store
-        self.chosen_floor = chosen_floor
         # metrics before the first update
         self.first: dict[str, float] | None = None
         self.reference: Reference | None = None
@@ -266,13 +265,18 @@ class PairTrainer(Resumable, DPOTrainer):
         """Means over the pairs of the steps since the last row of the log."""
         means = self._step_metrics.means(self.accelerator)
         self._step_metrics.reset()
-        if means["chosen_change_per_token"] < self.chosen_floor:
+        if chosen_fell(means["chosen_change_per_token"]):
             means["chosen_below_floor"] = 1
         return means
 
     def epochs_drawn(self) -> float:
         """Pairs drawn so far, divided by the pairs of the data set."""
         return self.state.global_step * self.global_batch / len(self.pairs)
+
+
+def chosen_fell(change_per_token: float) -> bool:
+    """True if the chosen completions lost more log-probability than may be."""
+    return change_per_token < CHOSEN_FLOOR
 
 
 def first_step_line(first: dict[str, float], loss: LossConfig) -> str:
@@ -292,7 +296,7 @@ def describe_step(row: dict[str, Any]) -> str | None:
     """Text to print for a row of the log; None where the row is not a step's."""
     if "preference_loss" not in row:
         return None
-    warning = "  (below chosen_floor)" if "chosen_below_floor" in row else ""
+    warning = "  (fell)" if "chosen_below_floor" in row else ""
     return (
         f"loss {row['loss']:.4f}  preference {row['preference_loss']:.4f}  "
         f"accuracy {row['accuracy']:.2f}  margin {row['margin']:+.4f}  "

@@ -24,9 +24,6 @@ from posttrain.training.rl.advantages import leave_one_out_advantages
 
 Batch = dict[str, Any]
 RolloutKey = tuple[int, int]  # position of the group in its step, index in the group
-# names in `ParsedCompletion.problems`
-CALL_PROBLEMS = frozenset({"half_call", "malformed_call"})
-TAG_PROBLEMS = frozenset({"unclosed_think", "two_closings", "unexpected_think"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +128,9 @@ def with_advantages(
                 advantages.append(None)
                 continue
             if isinstance(credit, tuple):
-                advantage = _token_advantages(credit, completion, loss)
+                advantages.append(_token_advantages(credit, completion, loss))
             else:
-                advantage = float(relative_advantage)
-            advantages.append(_penalised(advantage, completion, loss))
+                advantages.append(float(relative_advantage))
         scored.append(ScoredGroup(position, group, group_rewards, tuple(advantages)))
     return scored
 
@@ -152,22 +148,6 @@ def _token_advantages(
         )
     limit = loss.advantage_clip
     return values if limit is None else tuple(min(max(value, -limit), limit) for value in values)
-
-
-def _penalised(
-    advantage: float | tuple[float, ...], completion: Completion, loss: GrpoLossConfig
-) -> float | tuple[float, ...]:
-    """Replace the advantage of a malformed completion by the lowest penalty that applies."""
-    if completion.truncated:
-        # a call or tag may be malformed because the limit cut it
-        return advantage
-    problems = {problem for step in completion.steps for problem in step.parsed.problems}
-    penalties: list[float] = []
-    if loss.malformed_call_advantage is not None and CALL_PROBLEMS & problems:
-        penalties.append(loss.malformed_call_advantage)
-    if loss.malformed_tag_advantage is not None and TAG_PROBLEMS & problems:
-        penalties.append(loss.malformed_tag_advantage)
-    return min(penalties, default=advantage)
 
 
 def trained_rows(scored: Sequence[ScoredGroup], *, overlong: Overlong) -> list[TrainedRow]:

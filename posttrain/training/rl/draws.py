@@ -20,7 +20,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.config.rlvr import PoolsConfig, RlvrConfig
+from posttrain.config.rlvr import RlvrConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import digest_of
 from posttrain.records import json_text
@@ -39,11 +39,22 @@ from posttrain.training.rl.curriculum import (
 )
 
 DRAWS = "draws.jsonl"
-POOLS: tuple[Reason, ...] = ("hard", "normal", "easy")
+# share of each difficulty pool in a domain's prompts of a step, while it has enough; the pools are
+# prime-rl's, the values ours
+POOL_SHARES: dict[Reason, float] = {"hard": 0.2, "normal": 0.7, "easy": 0.1}
+_HARD_RATE = 0.2
+_EASY_RATE = 0.8
 # Change of the target pass rate over a run below which it counts as constant
 _CONSTANT_TARGET = 0.02
 # Difference of drawn and target pass rate that the plan points out
 _OFF_TARGET = 0.1
+
+
+def pool_of(rate: float) -> Reason:
+    """Difficulty pool of a prompt with this pass rate in its last group."""
+    if rate >= _EASY_RATE:
+        return "easy"
+    return "hard" if rate <= _HARD_RATE else "normal"
 
 
 class DomainShares:
@@ -147,7 +158,7 @@ class PromptDraws:
         except ValueError as error:
             raise ConfigError(f"curriculum: {error}") from error
         self._n = n
-        self._config = config.pools_config
+        self._draws_from_pools = config.order == "difficulty_pools"
         # mean pass rate that each step aims at; None where there is no target
         self._targets: list[float | None] = []
         for step_shares in shares:
@@ -158,7 +169,7 @@ class PromptDraws:
         dynamic = recipe.dynamic_sampling
         self.rounds = dynamic.max_gen_batches if dynamic else 1
         # true where later draws depend on the outcomes of earlier steps
-        self._recorded = self.rounds > 1 or self._config is not None
+        self._recorded = self.rounds > 1 or self._draws_from_pools
         self._pools = pools
         self._max_epochs = recipe.max_epochs
         self._seed = recipe.seed
@@ -186,7 +197,7 @@ class PromptDraws:
             self._rates |= {name: count / self._n for name, count in passes.items()}
         # times that the plan or the pools draw each prompt, refills included
         self._times: Counter[str] = Counter()
-        if self._config is None:
+        if not self._draws_from_pools:
             for draws in self._planned:
                 self._times.update(draw.prompt_id for draw in draws)
         self._in_step: set[str] = set()
@@ -200,7 +211,7 @@ class PromptDraws:
             # drawn before but not recorded, or a resumed run
             self._restore(step)
         self._step_drawn = True
-        draws = planned if self._config is None else self._draw_from_pools(planned, self._config)
+        draws = self._draw_from_pools(planned) if self._draws_from_pools else planned
         self._in_step = {draw.prompt_id for draw in draws}
         return draws
 
@@ -217,7 +228,7 @@ class PromptDraws:
         groups = self._recorded_groups()
         # `_reset` has counted the planned draws, so that only refills are added to them
         self._times.update(
-            group.prompt_id for group in groups if self._config is not None or group.attempt
+            group.prompt_id for group in groups if self._draws_from_pools or group.attempt
         )
         self._update_rates(groups)
 
@@ -228,21 +239,21 @@ class PromptDraws:
             groups += [DrawnGroup(*row) for row in json.loads(line)["groups"]]
         return groups
 
-    def _draw_from_pools(self, planned: Sequence[Draw], config: PoolsConfig) -> list[Draw]:
+    def _draw_from_pools(self, planned: Sequence[Draw]) -> list[Draw]:
         """Draw as many prompts of each domain as planned, from the pools of the domain."""
         chosen: dict[str, list[Draw]] = {}
         for domain, count in sorted(Counter(draw.domain for draw in planned).items()):
             # names are popped from the end, where the least drawn are
-            pools: dict[Reason, list[str]] = {pool: [] for pool in POOLS}
+            pools: dict[Reason, list[str]] = {pool: [] for pool in POOL_SHARES}
             for name in sorted(self._pools[domain], key=self._least_drawn, reverse=True):
-                pools[config.pool_of(self._rates[name])].append(name)
-            shares = (config.hard_fraction, config.normal_fraction, config.easy_fraction)
+                pools[pool_of(self._rates[name])].append(name)
+            targets = largest_remainder([*POOL_SHARES.values()], count)
             draws: list[Draw] = []
-            for pool, target in zip(POOLS, largest_remainder(shares, count), strict=True):
+            for pool, target in zip(POOL_SHARES, targets, strict=True):
                 for _ in range(min(target, len(pools[pool]))):
                     draws.append(self._as_draw(pools[pool].pop(), domain, pool))
             while len(draws) < count:
-                largest = max(POOLS, key=lambda pool: len(pools[pool]))
+                largest = max(POOL_SHARES, key=lambda pool: len(pools[pool]))
                 draws.append(self._as_draw(pools[largest].pop(), domain, "leftover"))
             random.Random(f"{self._seed}/pools/{domain}/{self._next_step}").shuffle(draws)
             chosen[domain] = draws
@@ -304,7 +315,7 @@ class PromptDraws:
 
     def _update_rates(self, groups: Sequence[DrawnGroup]) -> None:
         """Set the pass rates that decide the pools to the latest of training."""
-        if self._config is None:
+        if not self._draws_from_pools:
             return
         for group in groups:
             if group.scored:
@@ -319,17 +330,17 @@ class PromptDraws:
             target = self._targets[step]
             if target is not None:
                 figures[f"domain/{domain}/target"] = target
-            if self._config is not None:
-                for pool, size in self._pool_sizes(domain, self._config).items():
+            if self._draws_from_pools:
+                for pool, size in self._pool_sizes(domain).items():
                     figures[f"domain/{domain}/pool_{pool}"] = size
         return figures
 
     def _mean_rate(self, draws: Sequence[Draw]) -> float:
         return statistics.fmean(draw.bucket / self._n for draw in draws)
 
-    def _pool_sizes(self, domain: str, config: PoolsConfig) -> dict[str, int]:
-        sizes = Counter(config.pool_of(self._rates[name]) for name in self._pools[domain])
-        return {pool: sizes[pool] for pool in POOLS}
+    def _pool_sizes(self, domain: str) -> dict[str, int]:
+        sizes = Counter(pool_of(self._rates[name]) for name in self._pools[domain])
+        return {pool: sizes[pool] for pool in POOL_SHARES}
 
     @property
     def digest(self) -> str:
@@ -342,7 +353,7 @@ class PromptDraws:
 
         {"step": 1, "target": 0.62, "prompts": [["m-7", "math", 5, "target"], …]}
         """
-        if self._config is not None:
+        if self._draws_from_pools:
             return
         lines: list[str] = []
         for step, (target, draws) in enumerate(zip(self._targets, self._planned, strict=True)):
@@ -357,8 +368,8 @@ class PromptDraws:
         per_step = _by_domain(self._planned[0])
         for domain, draws in planned.items():
             text = f"{domain}: {len(per_step[domain])} prompts a step "
-            if self._config is not None:
-                sizes = self._pool_sizes(domain, self._config).items()
+            if self._draws_from_pools:
+                sizes = self._pool_sizes(domain).items()
                 text += f"from pools, {', '.join(f'{pool} {size:,}' for pool, size in sizes)}"
             else:
                 times = Counter(draw.prompt_id for draw in draws)
@@ -422,7 +433,7 @@ def _plan(
     for domain, count in domain_counts(ratios, batch=batch).items():
         if not count:
             raise ValueError(f"domain {domain!r} gets no place in batches of {batch}")
-        if recipe.curriculum.pools_config and count > len(pools[domain]):
+        if recipe.curriculum.order == "difficulty_pools" and count > len(pools[domain]):
             raise ValueError(f"domain {domain!r} has fewer than {count} prompts to draw from")
     plan = plan_shares(pools, shares, n=n, batch=batch, ratios=ratios, seed=recipe.seed)
     draw_counts = Counter(draw.prompt_id for draws in plan for draw in draws)

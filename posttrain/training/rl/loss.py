@@ -11,7 +11,6 @@ DAPO, arXiv 2503.14476).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,27 +59,10 @@ def importance(
         return Importance(ratio, torch.ones_like(ratio), strayed, torch.ones_like(count).bool())
     bounded = ratio.clamp(config.token_low, config.token_high)
     weight = torch.where(bounded == ratio, ratio, 0.0) if config.outside == "mask" else bounded
-    in_bounds = _completion_in_bounds(difference.sum(-1), count, config)
-    trusted = (strayed <= config.sequence_limit) & in_bounds
+    # a token that the sampler calls impossible makes `strayed` infinite, which is above any limit
+    trusted = strayed <= config.sequence_limit
     weight = torch.where(trusted[:, None], weight, 0.0)
     return Importance(ratio, weight, strayed, trusted)
-
-
-def _completion_in_bounds(difference: Tensor, count: Tensor, config: ImportanceConfig) -> Tensor:
-    """Mask `[rows]` of the completions whose geometric mean and product of ratios are in bounds.
-
-    Args:
-        difference: `[rows]`, sum of log-ratios over the `count` tokens of a row.
-    """
-    geometric = difference / count
-    in_bounds = torch.isfinite(difference)
-    if config.geometric_low is not None:
-        in_bounds &= geometric >= math.log(config.geometric_low)
-    if config.geometric_high is not None:
-        in_bounds &= geometric <= math.log(config.geometric_high)
-    if config.product_high is not None:
-        in_bounds &= difference <= math.log(config.product_high)
-    return in_bounds
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ Rows = Sequence[Mapping[str, Any]]
 # Batches averaged at the start and at the end of a run, since a single one is noisy; a short run
 # averages fewer, so that the two do not overlap
 AVERAGED = 5
+# batches whose mean a limit of the guard is compared with: one alone is noisy, and a run that goes
+# wrong should not cost many more
+WINDOW = 4
 SHOWN = (
     "reward",
     "reward_std",
@@ -340,7 +343,7 @@ def check_health(rows: Rows, config: GuardConfig, *, at_end: bool = False) -> li
     Raises:
         TrainingError: a sign has reached its `stop`; the message has the remedy.
     """
-    window = min(config.window, len(rows)) if at_end else config.window
+    window = min(WINDOW, len(rows)) if at_end else WINDOW
     if len(rows) < window:
         return []
     warnings: list[str] = []

@@ -26,7 +26,7 @@ from posttrain.training.document_masking import (
     make_collator,
     probe_document_masking,
 )
-from posttrain.training.launch import Launched
+from posttrain.training.launch import Launched, context_processes
 from posttrain.training.output import RunOutcome
 from posttrain.training.plan import Line, ModelSize, batch_line, checkpoint_bytes, time_line
 from posttrain.training.sft.data import (
@@ -102,15 +102,23 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         recipe = self.recipe
         args = parts["args"]
         train, held_out = data
-        if args.device.type == "cpu" and recipe.document_masking in ("auto", "varlen"):
+        context = context_processes()
+        whole = context == 1
+        if whole and args.device.type == "cpu" and recipe.document_masking in ("auto", "varlen"):
             use_cpu_varlen(parts["model"])
-        masking = choose_document_masking(recipe.document_masking, parts["model"])
+        masking = choose_document_masking(recipe.document_masking, parts["model"], context=context)
+        if not whole and recipe.balance.coefficient:
+            raise ConfigError(
+                "balance.coefficient is of whole sequences, and the launcher's cp_size splits them "
+                "among processes: set it to 0"
+            )
         # if padding-free, TRL insists on its own collator, and on a CPU it would advise against a
         # micro-batch of one pack
         args.padding_free = masking == "varlen" and args.device.type != "cpu"
+        collator = make_collator(masking, special.pad_id, context=context)
         trainer = PackedSFTTrainer(
             **parts,
-            data_collator=None if args.padding_free else make_collator(masking, special.pad_id),
+            data_collator=None if args.padding_free else collator,
             train_dataset=train,
             eval_dataset=split_by_group(held_out) if held_out is not None else None,
             document_masking=masking,
@@ -176,7 +184,13 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         packs = trainer.train_dataset.select_columns(list(COLUMNS))
         # a data set smaller than the micro-batch repeats its packs
         largest_rows = (largest_first * micro_batch)[:micro_batch]
-        return trainer.data_collator([packs[row] for row in largest_rows])
+        batch = trainer.data_collator([packs[row] for row in largest_rows])
+        context = trainer.get_cp_size()
+        if context == 1:
+            return batch
+        # a process holds its part of the columns
+        columns = batch["input_ids"].size(1) // context
+        return {key: tensor[:, :columns] for key, tensor in batch.items()}
 
     def plan(
         self, prepared: PreparedRun[PackedSFTTrainer], size: ModelSize, *, measure: bool

@@ -137,11 +137,24 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
             tokens = int((ids >= 0).sum())
             trained = int((batch["labels"] != IGNORED).sum())
             counts += torch.tensor([tokens, trained, sequences])
-        tokens, trained, sequences = self.accelerator.reduce(counts.to(device), "sum").tolist()
+        counts = self.accelerator.reduce(counts.to(device), "sum")
+        # processes that share a sequence have each counted the whole of it
+        tokens, trained, sequences = (counts // self.get_cp_size()).tolist()
         self.tokens_seen += tokens
         self.trained_seen += trained
         self._step_sequences = sequences
         return batches, items
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Prepare inputs as the parent does, without a mask of padding where sequences are split.
+
+        Padding stands behind its sequence, where causal attention leaves it out. With a mask of
+        padding the model would build one of all pairs of positions, which is dropped then.
+        """
+        inputs = super()._prepare_inputs(inputs)
+        if self.get_cp_size() > 1:
+            inputs["attention_mask"] = torch.ones_like(inputs["attention_mask"])
+        return inputs
 
     # ---- losses ----
 
@@ -206,7 +219,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         self._metrics["eval"].clear()
         metrics = {
             f"{metric_key_prefix}_loss": loss_sum / max(trained, 1),
-            f"{metric_key_prefix}_trained": int(trained),
+            f"{metric_key_prefix}_trained": int(trained) // self.get_cp_size(),
         }
         return EvalLoopOutput(
             predictions=np.empty(0),

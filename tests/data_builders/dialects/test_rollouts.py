@@ -168,3 +168,28 @@ def test_rows_of_data_designer_name_their_columns():
         Message("user", "6*7?"),
         Message("assistant", "42", reasoning="Six sevens."),
     )
+
+
+def test_a_trace_of_data_designer_is_a_column_of_messages():
+    def message(role: str, text: str, **fields: Any) -> dict[str, Any]:
+        # parquet gives every message of a list the same fields
+        empty = {"tool_calls": None, "tool_call_id": None, "reasoning_content": None}
+        return {"role": role, "content": [{"type": "text", "text": text}], **empty, **fields}
+
+    function = {"name": "multiply", "arguments": '{"a": 6, "b": 7}'}
+    call = {"id": "call_1", "type": "function", "function": function}
+    trace = [
+        message("system", "Use tools."),
+        message("user", "6*7?"),
+        message("assistant", "", tool_calls=[call], reasoning_content="Multiply."),
+        message("tool", "42", tool_call_id="call_1"),
+        message("assistant", "42", reasoning_content="Six sevens."),
+    ]
+    row = {**DESIGNER, "answer__trace": trace}
+    dialect, conversation = read(row, fields={"messages": "answer__trace"})
+    assert dialect == "openai"
+    roles = [message.role for message in conversation.messages]
+    assert roles == ["system", "user", "assistant", "tool", "assistant"]
+    assert conversation.messages[2].reasoning == "Multiply."
+    assert conversation.messages[2].tool_calls[0].name == "multiply"
+    assert conversation.messages[3].content == "42"

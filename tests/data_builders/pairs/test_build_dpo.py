@@ -198,7 +198,7 @@ def test_the_same_samples_give_the_same_bytes_also_after_an_interruption(
     assert not (tmp_path / "b" / "work").exists()
 
 
-def test_shares_modes_and_offline_pairs_are_what_was_asked(samples: Path, tmp_path: Path):
+def test_shares_and_offline_pairs_are_what_was_asked(samples: Path, tmp_path: Path):
     rows = [{"prompt": f"q{k}", "chosen": "yes", "rejected": "no"} for k in range(10)]
     equal = {"prompt": "q", "chosen": "yes", "rejected": "yes"}
     write_jsonl(tmp_path / "given.jsonl", [*rows, equal])
@@ -206,11 +206,10 @@ def test_shares_modes_and_offline_pairs_are_what_was_asked(samples: Path, tmp_pa
         samples,
         tmp_path / "out",
         total=20,
-        thinking_on=0.5,
         categories={"no_tools": 0.5, "hallucination_penalty": 0.5},
     ).stats["pairs"]
     assert found["by_category"] == {"no_tools": 10, "hallucination_penalty": 10}
-    assert set(found["by_mode"].values()) == {5}
+    assert sum(found["by_mode"].values()) == 20
     found = build(
         samples,
         tmp_path / "both",

@@ -143,9 +143,9 @@ def test_candidates_do_not_depend_on_the_numbering_of_samples():
 
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(0, 81))
 def test_even_pairs_are_distinct_and_use_each_completion_evenly(right: int, wrong: int, n: int):
-    every = list(pair_indices(right, wrong, "even"))
+    every = list(pair_indices(right, wrong))
     assert sorted(every) == [(i, j) for i in range(right) for j in range(wrong)]
-    begun = list(islice(pair_indices(right, wrong, "even"), n))
+    begun = list(islice(pair_indices(right, wrong), n))
     for side in (0, 1):
         uses = Counter(pair[side] for pair in begun)
         counts = [uses[k] for k in range((right, wrong)[side])]
@@ -153,14 +153,7 @@ def test_even_pairs_are_distinct_and_use_each_completion_evenly(right: int, wron
             assert max(counts) - min(counts) <= 1
 
 
-@given(st.integers(0, 9), st.integers(0, 9))
-def test_once_uses_no_completion_twice(right: int, wrong: int):
-    pairs = list(pair_indices(right, wrong, "once"))
-    assert len(pairs) == min(right, wrong)
-    assert len({i for i, _ in pairs}) == len({j for _, j in pairs}) == len(pairs)
-
-
-# -- shares, totals and length matching over all prompts
+# -- shares and totals over all prompts
 
 
 def pair(prompt, category="no_tools", rank=0, thinking=True, longer=0) -> CandidatePair:
@@ -197,14 +190,6 @@ def test_a_short_category_shrinks_the_others_and_is_named():
         assert found.limited_by == "hallucination_penalty"
 
 
-def test_reasoning_modes_keep_their_share_in_every_category():
-    candidates = some("no_tools", 40) + some("no_tools", 40, thinking=False)
-    found = take(candidates, {"no_tools": 1.0}, total=40, thinking_on=0.75)
-    assert Counter(p.thinking for p in found.pairs) == {True: 30, False: 10}
-    only = take(candidates, {"no_tools": 1.0}, total=40, thinking_on=1.0)
-    assert {p.thinking for p in only.pairs} == {True}
-
-
 def test_every_prompt_gives_its_first_pair_before_any_gives_its_second():
     found = take(some("no_tools", 20, ranks=5), {"no_tools": 1.0}, total=30)
     assert Counter(p.rank for p in found.pairs) == {0: 20, 1: 10}
@@ -214,16 +199,13 @@ def test_every_prompt_gives_its_first_pair_before_any_gives_its_second():
 def test_a_category_without_pairs_is_an_error_that_names_it():
     with pytest.raises(DataError, match=r"no pairs of with_tools"):
         take(some("no_tools", 3), {"no_tools": 0.5, "with_tools": 0.5})
-    with pytest.raises(DataError, match=r"no_tools \(reasoning off\)"):
-        take(some("no_tools", 3), {"no_tools": 1.0}, thinking_on=0.5)
 
 
-def test_length_matching_makes_both_directions_alike():
-    candidates = [pair(k, longer=(k % 9) - 2) for k in range(400)]
-    plain = lengths(take(candidates, {"no_tools": 1.0}).pairs)["all"]
-    assert plain["chosen_mean"] - plain["rejected_mean"] > 1.9
-    found = take(candidates, {"no_tools": 1.0}, match_length=True)
-    matched = lengths(found.pairs)["all"]
-    assert matched["chosen_longer"] == matched["rejected_longer"]
-    assert abs(matched["chosen_mean"] - matched["rejected_mean"]) < 0.3
-    assert found.dropped["length_unmatched"] == 400 - len(found.pairs)
+def test_lengths_are_counted_in_both_directions_and_drop_no_pair():
+    candidates = [pair(k, longer=(k % 9) - 2) for k in range(405)]
+    taken = take(candidates, {"no_tools": 1.0})
+    assert len(taken.pairs) == 405
+    figures = lengths(taken.pairs)["all"]
+    assert figures["chosen_mean"] - figures["rejected_mean"] == pytest.approx(2.0)
+    assert figures["chosen_longer"] == pytest.approx(6 / 9, abs=1e-4)
+    assert figures["rejected_longer"] == pytest.approx(2 / 9, abs=1e-4)

@@ -178,10 +178,10 @@ def _recipe(folder: Path, dialects: list[str]) -> dict[str, Any]:
 
 def build_all(folder: Path, runs: Mapping[str, Run], *, workers: int = 2) -> dict[str, Any]:
     """Build the files of all runs into one data set; every row is kept or dropped as it was alone."""
-    recipe = _recipe(folder, list(runs)) | {"workers": workers, "part_bytes": 200_000}
+    recipe = _recipe(folder, list(runs)) | {"workers": workers}
     path = folder / "recipe.yaml"
     path.write_text(json.dumps(recipe))
-    build(path)
+    build(path, part_bytes=200_000)
     body = manifest(folder / "out")
     counts, lines = body["counts"], (folder / "out" / "dropped.jsonl").read_text("utf-8")
     assert counts["in"] == sum(r.lines for r in runs.values())

@@ -114,7 +114,7 @@ def test_evaluation_has_no_copy_of_what_is_trained(world):
 
 
 def test_parts_and_the_order_of_rows_change_nothing(world, tmp_path):
-    build(world / "recipe.yaml", f"out={tmp_path / 'out'}", "part_bytes=3000")
+    build(world / "recipe.yaml", f"out={tmp_path / 'out'}", part_bytes=3000)
     assert manifest(tmp_path / "out")["digest"] == manifest(world / "out")["digest"]
     assert dropped_lines(tmp_path / "out") == dropped_lines(world / "out")
     build(_recipe(tmp_path / "b", {name: own[::-1] for name, own in _rows().items()}))

@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data_builders.sft.preflight import check_probe, probe_source
+from data_builders.sft import preflight
+from data_builders.sft.preflight import check_probe, first_texts, probe_source
 from data_builders.sft.prepare import Preparer
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.chat.template import trl_templates
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
 from posttrain.errors import ConfigError, DataError
+from posttrain.tokens.renderer import load_data_renderer
 from posttrain.tokens.supervision import NO_MARKS
 from tests.data_builders.small_build import (
     TOOL,
@@ -58,6 +60,7 @@ CHATML = (
 )
 GPT_OSS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>")
 PLAIN = plain_rows(30)
+EMPTY = [{**row, "output": ""} if k > 20 else row for k, row in enumerate(PLAIN)]
 LONG = [{**row, "output": " ".join(map(str, range(900)))} if k > 9 else row
         for k, row in enumerate(PLAIN)]  # fmt: skip
 
@@ -85,7 +88,7 @@ def templated(folder: Path, source: str) -> dict[str, str]:
         (PLAIN, {"source": {"share": 1.0}, "mixture": {"total": 10**7}}, "tokens requested"),
         ([{"x": 1}] * 30, {"source": {"rows": 10}}, "none of its first 30 rows.* keys x; it fits no dialect"),
         (PLAIN, {"licenses": ["CC0"]}, "nothing is left to train on"),
-        (PLAIN, {"limits": {"max_empty_think": 0.5}}, "max_empty_think"),
+        (EMPTY, {"source": {"filters": {"empty_answer": False}}}, "max_empty_answers"),
         (LONG, {"packing": {"max_length": 512}}, "overlong took 66.7%"),
     ],
 )  # fmt: skip
@@ -254,6 +257,20 @@ def test_a_prompt_tokenised_otherwise_in_pieces_is_refused(tmp_path):
     preparer = Preparer(recipe, recipe.sources[0], renderer)
     _, problems = check_probe(probe_source(preparer, Path()), preparer)
     assert any("encodes a prompt in pieces otherwise than as one" in line for line in problems)
+
+
+def test_of_very_long_records_few_are_tried(tmp_path, monkeypatch):
+    rows = [{"instruction": f"Say {n}", "input": "x " * 50_000, "output": "1"} for n in range(9)]
+    recipe = load_recipe(recipe_of(tmp_path, rows, packing={"max_length": 200_000}), BuildSftConfig)
+    texts = first_texts(recipe, Path())
+    assert len(texts) == 36
+    assert max(map(len, texts)) == 32_768
+    monkeypatch.setattr(preflight, "_MAX_CHARACTERS", 250_000)
+    renderer = load_data_renderer(recipe.tokenizer)
+    probe = probe_source(Preparer(recipe, recipe.sources[0], renderer), Path())
+    assert (probe.rows, probe.complete) == (3, False)
+    assert probe.expected is not None
+    assert probe.expected.rows == 9, "and the others are estimated"
 
 
 def test_an_output_directory_of_another_config_is_refused(world):

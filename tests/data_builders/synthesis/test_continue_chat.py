@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from data_builders.synthesis import continue_chat, engine
 from data_builders.synthesis.kinds import load_templates, open_kind
 from data_builders.synthesis.plan import first_asks, plan_rows, plan_times
 from data_builders.synthesis.steps import filled, transcript
@@ -91,7 +92,7 @@ def test_a_user_who_writes_nothing_of_use_gives_no_row(
     writes, reason, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     config = recipe(tmp_path, judge=False)
-    config = config.model_copy(update={"make": config.make.model_copy(update={"longest": 1000})})
+    monkeypatch.setattr(continue_chat, "_MAX_CHARACTERS", 1000)
     with pytest.raises(DataError, match=f"{reason} 4"):
         made(config, {"user": Scripted(writes), "agent": Scripted(agent)}, monkeypatch)
 
@@ -116,7 +117,8 @@ def test_a_judge_that_says_yes_to_everything_is_reported(
     judging, dropped, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     samplers = {"user": Scripted(user), "agent": Scripted(agent), "judge": Scripted(judging)}
-    rows, manifest = made(recipe(tmp_path, checks={"planted": 3}), samplers, monkeypatch)
+    monkeypatch.setattr(engine, "PLANTED", 3)
+    rows, manifest = made(recipe(tmp_path), samplers, monkeypatch)
     assert len(rows) == 4
     assert all(row["metadata"]["synthesis"]["checks"][-1] == "judge" for row in rows)
     planted = manifest.stats["planted"]

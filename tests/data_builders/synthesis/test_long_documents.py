@@ -16,7 +16,8 @@ from data_builders.synthesis.steps import Discarded
 from posttrain.errors import ConfigError, DataError
 from posttrain.sampling.sampler import Request
 from reward.environments.long_context import LongContextEnvironment
-from tests.data_builders.small_build import write_tokenizer
+from tests.data_builders.small_build import build, index, write_recipe, write_tokenizer
+from tests.data_builders.synthesis import long_golds
 from tests.data_builders.synthesis.small_synthesis import (
     made,
     read_rows,
@@ -53,31 +54,49 @@ def test_questions_fill_their_length_and_need_every_needed_document(tmp_path: Pa
     assert len(questions) == 12
     assert questions == seeds_of(config), "the same questions for a seed"
     for seed_id, question in questions.items():
-        family, length, _ = seed_id.split("-")
-        assert 0.9 * int(length) <= question.tokens <= int(length)
+        length = int(seed_id.split("-")[1])
+        assert 0.9 * length <= question.tokens <= length == question.length
         assert len(question.needed) == 5
         documents = question.text.split("\n\n")[:-1]
         for number in question.needed:
             assert documents[number - 1].startswith(f"Document {number}.")
-        told = "\n".join(documents[number - 1] for number in question.needed)
-        if family == "aggregation":
-            amounts = [int(n) for n in re.findall(r"holds (\d+) crates", told)]
-            assert sum(amounts) == int(question.gold)
-        elif family == "multi_hop":
-            pairs = dict(re.findall(r"(\w+) handed the blue folder to (\w+)", told))
-            assert question.gold in set(pairs.values()) - set(pairs)
-        else:
-            codes = re.findall(r"code of \w+ is (\d+)", told)
-            assert all(code in question.gold for code in codes)
 
 
-@pytest.mark.parametrize("family", ["needles", "multi_hop", "aggregation"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_program_finds_every_gold_and_every_document_needed(tmp_path: Path, family: str):
+    config = recipe(tmp_path, families=[family], count=24, needed=4)
+    positions: list[float] = []
+    for question in seeds_of(config).values():
+        documents, asked = long_golds.split(question.text)
+        gold = long_golds.stated(question.gold)
+        assert long_golds.answer(documents, asked) == gold
+        assert len(question.needed) == (1 if family in ("single_needle", "multi_key") else 4)
+        for number, position in zip(question.needed, question.positions, strict=True):
+            before = "\n\n".join(question.text.split("\n\n")[: number - 1])
+            # the small tokenizer has a token a byte
+            assert position == pytest.approx(len(before) / question.tokens, abs=0.01)
+            others = documents[: number - 1] + documents[number:]
+            assert long_golds.answer(others, asked) != gold
+        positions += question.positions
+    assert min(positions) < 0.2
+    assert max(positions) > 0.8
+
+
+def test_the_one_needed_document_may_be_the_only_one_of_its_form(tmp_path: Path):
+    config = recipe(tmp_path, families=["single_needle", "multi_key"], count=2)
+    single, among_others = seeds_of(config).values()
+    assert single.text.count("access code of") == 2, "the needle and the question"
+    assert among_others.text.count("access code of") == 2 + 15
+    assert single.gold.isdecimal()
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in ("single_needle", "multi_key")])
 def test_a_document_that_is_not_needed_is_found(family):
     facts = FAMILIES[family](random.Random(0), 4)
     documents = [*facts.needed, facts.needed[1]]  # one of them stands there twice
     gold = facts.solve(facts.needed)
     text = "\n\n".join([*documents, facts.question])
-    question = LongQuestion(text, str(gold), (1, 2, 3, 4), 0)
+    question = LongQuestion(text, str(gold), (1, 2, 3, 4), 0, 0, ())
     reason = "contradicted" if family == "aggregation" else "not_needed"
     with pytest.raises(Discarded) as raised:
         refuse_unproven(question, facts)
@@ -130,6 +149,28 @@ def test_only_right_answers_become_rows(tmp_path: Path, monkeypatch: pytest.Monk
         assert row["messages"][1]["content"].endswith(f"Answer: {row['metadata']['gold']}")
     assert manifest.stats["planted"]["dropped"] == {"wrong_answer": len(rows)}
     assert len(read_rows(tmp_path / "out/tasks.jsonl")) == 12, "tasks do not depend on the answer"
+
+
+def test_rows_of_one_length_are_chat_rows_of_a_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    golds = {question.text: question.gold for question in seeds_of(recipe(tmp_path)).values()}
+    right = Scripted(lambda request, _: f"Answer: {golds[request.messages[0].content]}{END}")
+    made(recipe(tmp_path, generator=True), {"sft": right}, monkeypatch)
+    source = {
+        "name": "long",
+        "path": str(tmp_path / "out/rows.jsonl"),
+        "license": "MIT",
+        "where": {"metadata.length": {"le": 6000}},
+    }
+    (tmp_path / "sft").mkdir()
+    packing = {"max_length": 8192}
+    held_out = {"rate": 0.0}
+    sft = write_recipe(tmp_path / "sft", sources=[source], packing=packing, held_out=held_out)
+    build(sft)
+    lengths = [row["length"] for row in index(tmp_path / "sft/out")]
+    assert len(lengths) == 6
+    assert all(5400 < length < 6500 for length in lengths)
 
 
 def test_impossible_lengths_are_refused(tmp_path: Path):

@@ -155,7 +155,6 @@ def test_an_answer_in_another_language_is_dropped(tmp_path: Path, monkeypatch: p
         "sources": [{"name": "rows", "path": str(path), "license": "MIT"}],
         "language": "de",
         "language_name": "German",
-        "letters": 20,
     }
     recipe = recipe_of(tmp_path / "out", make, {"translator": server("mt")})
     rows, manifest = made(recipe, {"mt": Scripted(translator)}, monkeypatch)

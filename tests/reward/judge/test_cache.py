@@ -119,13 +119,16 @@ def judged(
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_after_a_kill_only_what_is_missing_is_asked(tmp_path: Path, batched: bool):
-    undisturbed = judged(Scripted(fair, batched=batched), tmp_path / "whole", chunk=5)
+def test_after_a_kill_only_what_is_missing_is_asked(
+    tmp_path: Path, batched: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("reward.judge.judge.CHUNK", 5)
+    undisturbed = judged(Scripted(fair, batched=batched), tmp_path / "whole")
     dying = Dying(fair, batched=batched)
     with pytest.raises(Killed):
-        judged(dying, tmp_path / "killed", chunk=5)
+        judged(dying, tmp_path / "killed")
     again = Scripted(fair, batched=batched)
-    found = judged(again, tmp_path / "killed", chunk=5)
+    found = judged(again, tmp_path / "killed")
     # in process the stretches 5 + 5 were finished, of a server two questions
     requests = [len(call) for call in again.calls]
     assert requests == ([2] if batched else [1] * 10)

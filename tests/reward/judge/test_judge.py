@@ -109,13 +109,14 @@ def noisy(request: Request, rng: random.Random) -> str:
     return babble(request, rng) if rng.random() < 0.3 else f"</think>{verdict_text(verdict)}{END}"
 
 
-def test_order_and_company_change_no_verdict():
+def test_order_and_company_change_no_verdict(monkeypatch: pytest.MonkeyPatch):
     requests = numbered(40)
     whole = dict(zip(requests, verdicts(judged(judge_of(noisy, retries=1), requests)), strict=True))
     assert None in whole.values()
     order = requests[::-1]
     for batched, chunk in ((True, 3), (False, 1024)):
-        judge = judge_of(Scripted(noisy, batched=batched), retries=1, chunk=chunk)
+        monkeypatch.setattr("reward.judge.judge.CHUNK", chunk)
+        judge = judge_of(Scripted(noisy, batched=batched), retries=1)
         found = verdicts(judged(judge, order)) + verdicts(judged(judge, requests[:7]))
         assert found == [whole[match] for match in order + requests[:7]]
     other = verdicts(judged(judge_of(noisy, retries=1), requests, seed=2))

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from posttrain.config.dpo import DpoConfig
 from posttrain.errors import ConfigError
 from posttrain.runs import read_artifact
+from posttrain.training.dpo import trainer as dpo_trainer
 from posttrain.training.dpo.trainer import PairTrainer
 from posttrain.training.output import REFERENCE, RESUME
 from tests.training.dpo.pairs import make_pairs, write_pairs
@@ -168,13 +169,16 @@ def test_dropout_of_the_policys_config_is_off(dpo: Make, policy: Path, tmp_path:
     assert rows[0]["preference_loss"] == pytest.approx(math.log(2), abs=1e-6)
 
 
-def test_a_kl_term_holds_the_chosen_and_their_fall_is_said(dpo: Make):
+def test_a_kl_term_holds_the_chosen_and_their_fall_is_said(
+    dpo: Make, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(dpo_trainer, "CHOSEN_FLOOR", -1e-4)
     trainer = {"max_steps": 10, "learning_rate": 5e-3}
     held, fallen = (
         finish(
             dpo(
                 name=f"kl{weight}", loss={"kl_weight": weight, "sft_weight": 0.0},
-                trainer=trainer, max_epochs=2, chosen_floor=-1e-4,
+                trainer=trainer, max_epochs=2,
             )
         )
         for weight in (1.0, 0.01)

@@ -73,26 +73,24 @@ def test_only_what_the_policy_sampled_is_trained():
     assert batch["keys"] == [(3, 0), (3, 1)]
 
 
-def test_advantages_are_clipped_and_malformed_completions_get_the_recipes():
-    """An open call and two closings are malformed; a truncated one and an unscored one keep theirs."""
+def test_advantages_are_clipped_and_malformed_completions_have_those_of_their_rewards():
+    """An open call and two closings are malformed, one of them because a limit cut it."""
     texts = ("56", "<tool_call>", "a</think>b</think>c", "<tool_call>", "<tool_call>", "56")
     finishes: tuple[Finish, ...] = ("stop", "stop", "stop", "length", "stop", "stop")
-    made = [
+    completions = tuple(
         completion(k, step((10,), text=f"hm</think>{text}"), finish=finish)
         for k, (text, finish) in enumerate(zip(texts, finishes, strict=True))
-    ]
-    rewards = GroupRewards((1.0, 0.0, 0.0, 0.0, None, 0.0))
-    plain, clipped, penalised = (
-        with_advantages([0], [Group(PROMPT, tuple(made))], [rewards], GrpoLossConfig(**keys))[0]
-        .advantages
-        for keys in (
-            {},
-            {"advantage_clip": 0.4},
-            {"malformed_call_advantage": -5.0, "malformed_tag_advantage": -3.0},
-        )
-    )  # fmt: skip
-    assert clipped == tuple(None if a is None else max(-0.4, min(0.4, a)) for a in plain)
-    assert penalised == (plain[0], -5.0, -3.0, plain[3], None, plain[5])
+    )
+    groups = [Group(PROMPT, completions)]
+    rewards = [GroupRewards((1.0, 0.0, 0.0, 0.0, None, 0.0))]
+    [plain] = with_advantages([0], groups, rewards, GrpoLossConfig())
+    [clipped] = with_advantages([0], groups, rewards, GrpoLossConfig(advantage_clip=0.4))
+    [best, *others] = [advantage for advantage in plain.advantages if advantage is not None]
+    assert best > 0.4
+    assert others == [others[0]] * 4
+    assert clipped.advantages == tuple(
+        None if a is None else max(-0.4, min(0.4, a)) for a in plain.advantages
+    )
 
 
 def mixed() -> ScoredGroup:

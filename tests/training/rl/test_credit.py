@@ -47,13 +47,6 @@ def test_tokens_values_are_clipped_one_by_one():
     assert clipped.advantages == ((0.5, -2.0, 2.0), (2.0, -2.0, 1.0))
 
 
-def test_a_malformed_completion_gets_the_recipes_advantage_in_place_of_its_tokens():
-    malformed = completion(0, step((10, 11, 12), text="hm</think><tool_call>"))
-    scored = scored_group((1.0, 1.0, 1.0), completions=(malformed,), malformed_call_advantage=-3.0)
-    assert scored.advantages == (-3.0,)
-    assert row_of(scored, 0).advantages == (-3.0, -3.0, -3.0)
-
-
 def test_a_group_of_tokens_values_teaches_something_unless_all_are_zero():
     assert scored_group((0.0, 0.0, 0.1), None).informative
     assert not scored_group((0.0, 0.0, 0.0), None).informative

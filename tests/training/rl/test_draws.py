@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from posttrain.config.load import validate
-from posttrain.config.rlvr import CurriculumConfig, PoolsConfig, RlvrConfig
-from posttrain.errors import ConfigError, DataError
+from posttrain.config.rlvr import RlvrConfig
+from posttrain.errors import DataError
 from posttrain.training.rl.curriculum import Draw
-from posttrain.training.rl.draws import DrawnGroup, PromptDraws
+from posttrain.training.rl.draws import DrawnGroup, PromptDraws, pool_of
 from tests.training.rl.policy import raw_recipe
 
 N = 4
@@ -24,12 +24,9 @@ POOLS = {
 }
 
 
-def make_draws(out: Path, *, max_epochs: int = 1, pools: PoolsConfig | None = None) -> PromptDraws:
-    curriculum: dict[str, Any] = {"order": "gaussian"}
-    if pools is not None:
-        curriculum = {"order": "difficulty_pools", "pools": pools.model_dump()}
+def make_draws(out: Path, *, max_epochs: int = 1, order: str = "gaussian") -> PromptDraws:
     raw = raw_recipe(
-        Path("policy"), out, pass_rates=str(out), curriculum=curriculum, seed=5,
+        Path("policy"), out, pass_rates=str(out), curriculum={"order": order}, seed=5,
         domains={"m": {"ratio": 3}, "c": {"ratio": 1}}, dynamic_sampling={},
         prompts_per_step=4, max_epochs=max_epochs,
     )  # fmt: skip
@@ -79,8 +76,7 @@ def test_pools_move_with_what_training_shows_and_resume_takes_it_up(
     tmp_path_factory: pytest.TempPathFactory, passes: list[int]
 ):
     out = tmp_path_factory.mktemp("draws")
-    config = PoolsConfig(hard_threshold=0.3, easy_threshold=0.7, easy_fraction=0.3)
-    draws, given = make_draws(out, pools=config, max_epochs=2), iter(passes)
+    draws, given = make_draws(out, order="difficulty_pools", max_epochs=2), iter(passes)
     rates = {name: k / N for own in POOLS.values() for name, k in own.items()}
     steps: list[list[Draw]] = []
     for step in range(3):
@@ -89,12 +85,12 @@ def test_pools_move_with_what_training_shows_and_resume_takes_it_up(
         assert len({draw.prompt_id for draw in drawn}) == 4
         for draw in drawn:
             if draw.reason != "leftover":
-                assert draw.reason == config.pool_of(rates[draw.prompt_id])
+                assert draw.reason == pool_of(rates[draw.prompt_id])
         found = [outcome(at, draw, next(given)) for at, draw in enumerate(drawn)]
         rates |= {group.prompt_id: group.passes / N for group in found}
         draws.record(found, main=True)
         steps.append(drawn)
-    again = make_draws(out, pools=config, max_epochs=2)
+    again = make_draws(out, order="difficulty_pools", max_epochs=2)
     assert again.draw(2) == again.draw(2) == steps[2]
     assert again.draw(1) == steps[1]
     # a step that is made again takes its lines, and those of later ones, away
@@ -125,23 +121,9 @@ def test_pools_are_recorded_without_dynamic_sampling_and_a_plan_that_none_change
             draws.record(found, main=True)
         return steps
 
-    pools = {"order": "difficulty_pools", "pools": PoolsConfig().model_dump()}
-    steps = run(draws_of("pools", **pools))
+    steps = run(draws_of("pools", order="difficulty_pools"))
     assert len((tmp_path / "pools" / "draws.jsonl").read_text().splitlines()) == 3
-    assert draws_of("pools", **pools).draw(2) == steps[2]
+    assert draws_of("pools", order="difficulty_pools").draw(2) == steps[2]
     planned = run(draws_of("planned", order="gaussian"))
     assert not (tmp_path / "planned" / "draws.jsonl").exists()
     assert draws_of("planned", order="gaussian").draw(2) == planned[2]
-
-
-@pytest.mark.parametrize(
-    ("curriculum", "match"),
-    [
-        ({"pools": {}}, "is for order"),
-        ({"order": "difficulty_pools", "pools": {"hard_threshold": 0.9}}, "below easy_threshold"),
-        ({"order": "difficulty_pools", "pools": {"easy_fraction": 0.9}}, "more than 1"),
-    ],
-)
-def test_pools_that_mean_nothing_are_refused(curriculum: dict[str, Any], match: str):
-    with pytest.raises(ConfigError, match=match):
-        validate(curriculum, CurriculumConfig, where="test")

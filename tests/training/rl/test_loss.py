@@ -143,24 +143,17 @@ def test_a_step_without_tokens_logs_zeros_and_no_entropy():
 
 
 @pytest.mark.parametrize(
-    ("bounds", "kept"),
-    [
-        # geometric means are e^0.2, e^0.02 and e^-0.2, products e^0.8, e^0.08 and e^-0.8
-        ({"geometric_low": 0.9}, [True, True, False]),
-        ({"geometric_high": 1.1}, [False, True, True]),
-        ({"geometric_low": 0.98, "geometric_high": 1.03}, [False, True, False]),
-        ({"product_high": 2.2}, [False, True, True]),
-        ({"product_high": 2.3}, [True, True, True]),
-    ],
+    ("limit", "kept"), [(2.0, [True, True, True]), (1.2, [False, True, False])]
 )
-def test_a_sequence_is_masked_by_its_mean_ratio_or_by_the_product(
-    bounds: dict[str, float], kept: list[bool]
+def test_a_completion_is_left_out_for_its_mean_difference_whatever_stands_outside_the_mask(
+    limit: float, kept: list[bool]
 ):
+    """The mean of exp |difference| is e^0.2, e^0.02 and e^0.2."""
     previous = tensors([0.2] * 4 + [9.0], [0.02] * 4 + [9.0], [-0.2] * 4 + [9.0])
     mask = torch.tensor([[1, 1, 1, 1, 0]] * 3).bool()
-    found = importance(previous, torch.zeros(3, 5), mask, ImportanceConfig(**bounds))
-    assert found.trusted.tolist() == kept
-    assert [bool(row.any()) for row in found.weight[:, :4]] == kept
+    weights = importance(previous, torch.zeros(3, 5), mask, ImportanceConfig(sequence_limit=limit))
+    assert weights.trusted.tolist() == kept
+    assert [bool(row.any()) for row in weights.weight[:, :4]] == kept
 
 
 def test_a_forced_ratio_needs_updates_to_correct_for():

@@ -7,6 +7,7 @@ import pytest
 from posttrain.config.grpo import GrpoLossConfig, GuardConfig, Limit
 from posttrain.errors import TrainingError
 from posttrain.group_rewards import Group, GroupRewards
+from posttrain.training.rl import metrics
 from posttrain.training.rl.batch import ScoredGroup, with_advantages
 from posttrain.training.rl.metrics import (
     batch_metrics,
@@ -22,9 +23,14 @@ from posttrain.training.rl.metrics import (
 from tests.training.rl.test_batch import PROMPT, completion, step
 
 
+@pytest.fixture(autouse=True)
+def windows_of_two_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "WINDOW", 2)
+
+
 def look(limit: Limit, name: str, values: list[float], *, at_end: bool = False) -> list[str]:
     key = {"masked": "masked_completions", "length": "completion_tokens"}.get(name, name)
-    config = GuardConfig.model_validate({"window": 2, name: limit})
+    config = GuardConfig.model_validate({name: limit})
     rows = [{"step": n + 1, key: value} for n, value in enumerate(values)]
     return check_health(rows, config, at_end=at_end)
 
@@ -65,7 +71,8 @@ def test_each_sign_warns_and_stops(
 
 
 def test_a_figure_that_is_missing_is_no_sign():
-    assert check_health([{"step": 1, "rollouts": 8}], GuardConfig(window=1)) == []
+    rows = [{"step": step, "rollouts": 8} for step in (1, 2)]
+    assert check_health(rows, GuardConfig()) == []
 
 
 def test_the_line_of_a_step_speaks_of_what_was_unscored_if_anything_was():

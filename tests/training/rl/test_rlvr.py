@@ -21,7 +21,7 @@ from posttrain.records import FailureKind, Score
 from posttrain.report import html
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import read_artifact
-from posttrain.training.rl.draws import PromptDraws
+from posttrain.training.rl.draws import PromptDraws, pool_of
 from reward.rlvr import Domain, RoutedReward
 from tests.training.forks import Ended
 from tests.training.methods import script
@@ -103,7 +103,7 @@ DYNAMIC = (
     "loss.overlong=train",
     "sampling.max_completion=[{from_batch: 1, tokens: 4}, {from_batch: 3, tokens: 8}]",
 )
-POOLS = (*DYNAMIC, "curriculum={order: difficulty_pools, pools: {hard_threshold: 0.3}}")
+POOLS = (*DYNAMIC, "curriculum={order: difficulty_pools}")
 
 
 @pytest.fixture(scope="module", params=[DYNAMIC, POOLS], ids=["planned", "pools"])
@@ -150,8 +150,7 @@ def test_groups_that_teach_nothing_are_replaced_within_their_domain(
         assert domains == {"one": 3, "b": 1}
         if keys == POOLS:
             for _, attempt, name, _, reason, *_ in drawn:
-                pool = "hard" if rates[name] <= 0.3 else "easy" if rates[name] >= 0.8 else "normal"
-                assert attempt or reason in (pool, "leftover")
+                assert attempt or reason in (pool_of(rates[name]), "leftover")
         rates |= {name: passes / scored for *_, name, _, _, passes, scored, _ in drawn if scored}
     assert refills
     manifest = read_artifact(out)

@@ -16,6 +16,7 @@ from posttrain.errors import ConfigError, JudgeError, TrainingError
 from posttrain.models.load import find_routers
 from posttrain.rollouts import Completion
 from posttrain.runs import read_artifact
+from posttrain.training.rl import metrics
 from posttrain.training.rl.batch import trained_rows
 from tests.training.rl.policy import (
     FailsAtTheSecond,
@@ -227,9 +228,12 @@ def test_a_reward_that_fails_ends_the_run_and_tokens_trained_before_count(grpo: 
     assert [row["loss_tokens"] > 0 for row in rows] == [True, False, False]
 
 
-def test_the_guard_stops_and_the_run_goes_on_under_other_limits(grpo: Make):
+def test_the_guard_stops_and_the_run_goes_on_under_other_limits(
+    grpo: Make, monkeypatch: pytest.MonkeyPatch
+):
     """The limits are not part of what names the run."""
-    recipe = grpo(trainer={"save_steps": 1}, guard={"window": 2, "truncated": {"stop": 0.5}})
+    monkeypatch.setattr(metrics, "WINDOW", 2)
+    recipe = grpo(trainer={"save_steps": 1}, guard={"truncated": {"stop": 0.5}})
     reward = Scripted()
     with pytest.raises(TrainingError, match=r"truncated is .* raise sampling\.max_tokens"):
         finish(recipe, PROMPTS, reward)
