@@ -43,7 +43,7 @@ tiny-rlvr: $(BIN)/.installed
 tiny-mopd: $(BIN)/.installed
 	@exec $(BIN)/posttrain stages --config tiny/mopd logs=runs/tiny/logs jobs=$(JOBS) $(if $(SEED),seed=$(SEED))
 
-# every kind of training in one line, with quantisation, and its page: 30 minutes on two idle cores
+# every kind of training in one line, with quantisation, and its page: 26 CPU minutes
 tiny-nemotron-3: $(BIN)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quantize]'
 	@exec $(BIN)/posttrain stages --config tiny/nemotron-3 logs=runs/tiny/logs jobs=$(JOBS) $(if $(SEED),seed=$(SEED))

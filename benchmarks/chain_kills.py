@@ -4,8 +4,8 @@
     python benchmarks/chain_kills.py … --stages sft_synthetic rlvr sample distill eval
 
 The chain runs at its size `smoke`: in FOLDER/whole undisturbed, in FOLDER/killed with all processes
-killed when a stage has used half the CPU seconds that it took there. Compared are the digests of
-all manifests, which bind weights, records, stats and parents; files are hashed again.
+killed when a stage has used a third of the CPU seconds that it took there. Compared are the digests
+of all manifests, which bind weights, records, stats and parents; files are hashed again.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ def _start(config: str, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _kill_amid(stage: ChainStage, config: str, *, whole: Path, killed: Path) -> None:
-    """Run the chain until a stage has done half of its work, and kill every process."""
+    """Run the chain until a stage has done a third of its work, and kill every process."""
     needed = json.loads((whole / stage.out / SECONDS).read_text("utf-8"))["cpu_seconds"]
     out = killed / stage.out
     chain = _start(config, killed)
     spent_before = None  # importing, until the stage opened its directory
     spent = 0.0
-    while spent_before is None or spent < (spent_before + needed) / 2:
+    while spent_before is None or spent < spent_before + (needed - spent_before) / 3:
         assert chain.poll() is None, f"the chain ended before {stage.step.title}"
         if (out / STAGE).is_file():
             spent = _stage_cpu(chain)

@@ -28,6 +28,7 @@ from posttrain.group_rewards import Group, GroupRewards
 from posttrain.pages.write import TrainingPage
 from posttrain.records import message_to_row
 from posttrain.training.rl.stage import GroupStage
+from reward.judge import judge
 from tests.training.conftest import TRAINER
 from tests.training.dpo import recipe as dpo
 from tests.training.dpo.pairs import make_pairs, write_pairs
@@ -48,7 +49,12 @@ class Method:
     moments: tuple[str, ...]
 
     def run(self, out: Path, *overrides: str, killed: str = "never") -> None:
-        """The whole stage; kills itself, as `kill -9` would, at the moment `killed`."""
+        """The whole stage; kills itself, as `kill -9` would, at the moment `killed`.
+
+        To be called in a process of its own: judges save three requests at a time here, so that
+        a step has several chunks.
+        """
+        judge.CHUNK = 3
         reward = Mortal(words_of)
         arm(self.name, killed, reward)
         keys = [f"out={out}", *overrides]
@@ -117,7 +123,7 @@ def _rlhf(root: Path) -> dict[str, Any]:
     hardly any temperature, so that the same answers come again and the same matches are judged in
     two steps."""
     policy = write_policy(root / "policy")
-    judge = {"backend": {"kind": "transformers"}, "checkpoint": str(policy), "layout": "compact"}
+    model = {"backend": {"kind": "transformers"}, "checkpoint": str(policy), "layout": "compact"}
     return raw_recipe(
         policy,
         Path("unset"),
@@ -128,7 +134,7 @@ def _rlhf(root: Path) -> dict[str, Any]:
         max_epochs=2,
         sampling={"max_tokens": 4, "temperature": 0.004},
         adapter={"rank": 2, "preset": "attention"},
-        judge={"models": [judge], "retries": 0, "max_failure_rate": 0.6, "chunk": 3},
+        judge={"models": [model], "retries": 0, "max_failure_rate": 0.6},
         pairing={"strategy": "both_orders"},
     )
 
