@@ -1,1 +1,1 @@
-"""A checkpoint in FP8 or NVFP4: calibrated and simulated by ModelOpt, measured, and written for servers."""
+"""Checkpoints in FP8 and NVFP4: calibrated by ModelOpt, simulated, measured, written."""
