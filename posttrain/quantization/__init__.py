@@ -1,1 +1,1 @@
-"""A checkpoint in FP8 or NVFP4: calibrated and simulated by ModelOpt, measured, and written for servers."""
+"""A checkpoint in FP8 or NVFP4: calibrated and simulated by ModelOpt, measured, and written."""
