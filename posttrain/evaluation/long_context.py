@@ -2,14 +2,15 @@
 
 Tasks of `posttrain synthesize` with `kind: long_documents` say in `metadata.length` how many tokens
 their documents may have, and in `metadata.positions` which share of them stands before each needed
-document. A question counts once in each part of the documents that holds one that it needs.
+document. A question counts once in each part of the documents that holds one that it needs. Rows of
+other origin may use these names for something else: of them, those are read that say the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from posttrain.evaluation.intervals import Values, rate
 from posttrain.evaluation.metrics import ALL
@@ -17,7 +18,6 @@ from posttrain.evaluation.run import Record
 from posttrain.rollouts import metadata_of
 
 Row = dict[str, Any]
-_KEYS = {"family", "length", "positions"}
 PARTS = 5  # of the documents; of more, few of 20 questions would need a document in each
 
 
@@ -32,7 +32,7 @@ def long_context_rows(records: Sequence[Record]) -> list[Row]:
     cells: dict[tuple[str, str, str, int], list[tuple[Record, Row]]] = {}
     for record in records:
         metadata = metadata_of(record.prompt)
-        if not metadata.keys() >= _KEYS or record.score.value is None:
+        if record.score.value is None or not _names_places(metadata):
             continue
         mode = "on" if record.prompt.thinking else "off"
         key = (record.checkpoint, record.prompt.setting, mode, metadata["length"])
@@ -45,11 +45,13 @@ def long_context_rows(records: Sequence[Record]) -> list[Row]:
             prompt = record.prompt
             assert record.score.value is not None, "left out above"
             value = (record.score.value, (prompt.source, prompt.task))
-            for family in (ALL, metadata["family"]):
+            for family in {ALL, metadata["family"]}:
                 families.setdefault(family, []).append(value)
-            for part in {int(PARTS * position) for position in metadata["positions"]}:
+            # at a position of 1 a text ends, which is in the last part
+            for part in {min(int(PARTS * p), PARTS - 1) for p in metadata["positions"]}:
                 parts[part].append(value)
-        if len(families) == 2:  # of one family, which is all
+        names = {metadata["family"] for _, metadata in cells[key]}
+        if len(names) == 1 and ALL not in names:  # of one family, which is all
             del families[ALL]
         checkpoint, setting, thinking, length = key
         rows.append(
@@ -63,6 +65,19 @@ def long_context_rows(records: Sequence[Record]) -> list[Row]:
             }
         )
     return rows
+
+
+def _names_places(metadata: Row) -> bool:
+    """True if a row names its family, a length in tokens, and positions in [0, 1]."""
+    family = metadata.get("family")
+    length = metadata.get("length")
+    positions = metadata.get("positions")
+    # `type`, since True is an int
+    if not (isinstance(family, str) and family and type(length) is int and length > 0):
+        return False
+    if not isinstance(positions, list) or not positions:
+        return False
+    return all(type(p) in (int, float) and 0 <= p <= 1 for p in cast(list[Any], positions))
 
 
 def _rate_row(values: Values) -> Row | None:

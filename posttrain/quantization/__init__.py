@@ -1,1 +1,1 @@
-"""Checkpoints in FP8 and NVFP4: calibrated by ModelOpt, simulated, measured, written."""
+"""A checkpoint in FP8 or NVFP4: calibrated and simulated by ModelOpt, measured, and written."""

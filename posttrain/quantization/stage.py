@@ -142,15 +142,10 @@ def _write(recipe: QuantizeConfig, folder: Path, *, show: Callable[[str], object
     in_nvfp4 = _nvfp4(recipe, chosen)
     simulated = Simulated(model.float(), calibrating, kv_cache=recipe.kv_cache, nvfp4=in_nvfp4)
     # a pattern without a unit is refused before hours of measuring
-    kept: list[str] | None = None
     if recipe.format == "mixed":
         kept = [unit for unit, name in chosen.items() if name is None]
-    elif recipe.keep == "nano":
-        kept = simulated.matching(NANO, strict=False)
-    elif recipe.keep != "auto":
-        kept = simulated.matching(recipe.keep)
-    if kept is not None and len(kept) == len(simulated.units):
-        raise ConfigError("keep: every unit is kept, nothing would be quantised")
+    else:
+        kept = _kept_by_name(recipe, simulated)
 
     variants = part_variants(simulated) | {"all": [*simulated.units]}
     show(f"measure {len(simulated.units)} units alone and in parts")
@@ -163,8 +158,7 @@ def _write(recipe: QuantizeConfig, folder: Path, *, show: Callable[[str], object
         )
     kept = [unit for unit in simulated.units if unit in kept]
     quantised = [unit for unit in simulated.units if unit not in kept]
-    if not quantised:
-        raise ConfigError("keep: every unit is kept, nothing would be quantised; raise `limit`")
+    _refuse_no_weights(simulated, kept, advice="raise `limit`")
     show(f"kept in {inputs.dtype_name}: {', '.join(kept) or 'no unit'}")
     nano = simulated.matching(NANO, strict=False)
     wholes = {
@@ -253,7 +247,31 @@ def _choose(
         show(f"choose formats for at most {recipe.bits:g} bits an element")
         chosen = choose_formats(inputs.load().float(), [*rows], bits=recipe.bits)
         atomic_write_json(file, chosen)
-    return json.loads(file.read_text("utf-8"))
+    formats: dict[str, str | None] = json.loads(file.read_text("utf-8"))
+    if not any(formats.values()):
+        raise ConfigError(
+            f"bits {recipe.bits:g}: AutoQuantize keeps every unit with weights, none would "
+            "change; lower `bits`"
+        )
+    return formats
+
+
+def _kept_by_name(recipe: QuantizeConfig, simulated: Simulated) -> list[str] | None:
+    """Units that `keep` names; None if their KL decides."""
+    if recipe.keep == "auto":
+        return None
+    if recipe.keep == "nano":
+        kept = simulated.matching(NANO, strict=False)
+    else:
+        kept = simulated.matching(recipe.keep)
+    _refuse_no_weights(simulated, kept, advice="name fewer in `keep`")
+    return kept
+
+
+def _refuse_no_weights(simulated: Simulated, kept: Collection[str], *, advice: str) -> None:
+    """Refuse a choice without a quantised matrix; one of keys and values alone is not written."""
+    if not any(simulated.sizes[unit] for unit in simulated.units if unit not in kept):
+        raise ConfigError(f"keep: every unit with weights is kept, none would change; {advice}")
 
 
 def _nvfp4(recipe: QuantizeConfig, chosen: Mapping[str, str | None]) -> list[str]:
@@ -341,8 +359,7 @@ def plan(recipe: QuantizeConfig) -> Iterator[str]:
     in_nvfp4 = () if recipe.format == "fp8" else ("*",)
     simulated = Simulated(model, [row], kv_cache=recipe.kv_cache, nvfp4=in_nvfp4)
     settling = time.perf_counter() - started
-    if isinstance(recipe.keep, tuple):
-        simulated.matching(recipe.keep)
+    _kept_by_name(recipe, simulated)
     yield f"{len(simulated.units)} units: {', '.join(simulated.components())}"
     two_rows = inputs.measuring[:2]
     started = time.perf_counter()

@@ -103,6 +103,49 @@ def test_other_tasks_have_no_such_rows():
     assert long_context_rows([record("q", 1.0), record("p", 0.0, length=7)]) == []
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"length": "4000"},
+        {"length": None},
+        {"length": True},
+        {"length": 4000.5},
+        {"length": [4000]},
+        {"length": -4000},
+        {"positions": []},
+        {"positions": "0.5"},
+        {"positions": 0.5},
+        {"positions": {"0": 0.5}},
+        {"positions": ["0.5"]},
+        {"positions": [None]},
+        {"positions": [-0.3]},
+        {"positions": [0.5, 17]},
+        {"positions": [float("nan")]},
+        {"family": None},
+        {"family": ["needles"]},
+        {"family": ""},
+    ],
+)
+def test_rows_that_mean_something_else_by_these_names_have_no_part_in_the_table(
+    change: dict[str, Any],
+):
+    row: dict[str, Any] = {"family": "needles", "length": 4000, "positions": [0.5]}
+    [cell] = long_context_rows([record("q", 1.0, **row), record("p", 0.0, **(row | change))])
+    assert cell["families"]["needles"]["questions"] == 1
+    assert [part and part["questions"] for part in cell["parts"]] == [None, None, 1, None, None]
+
+
+def test_a_position_at_the_very_end_is_in_the_last_part():
+    [cell] = long_context_rows([record("q", 1.0, family="mine", length=4000, positions=[1.0])])
+    assert [part and part["questions"] for part in cell["parts"]] == [None] * 4 + [1]
+
+
+def test_a_family_of_the_name_all_counts_once():
+    rows = [{"family": name, "length": 4000, "positions": [0.5]} for name in ("all", "needles")]
+    [cell] = long_context_rows([record(f"q{k}", 1.0, **row) for k, row in enumerate(rows)])
+    assert cell["families"]["all"]["samples"] == 2
+
+
 def test_the_page_has_a_table_and_a_shaded_map(capsys: pytest.CaptureFixture[str]):
     records: list[Any] = []
     for checkpoint in ("before", "after"):

@@ -195,6 +195,39 @@ def test_formats_that_were_chosen_outlive_a_kill(folder: Path, tmp_path: Path, m
     assert quantize(other, show=silent) == killed
 
 
+@pytest.mark.parametrize("kv_cache", [True, False])
+def test_bits_that_keep_every_unit_are_refused(folder: Path, tmp_path: Path, kv_cache: bool):
+    made = recipe(
+        folder, "attention", tmp_path / "out", format="mixed", bits=16.0, kv_cache=kv_cache
+    )
+    for _ in range(2):  # the second reads what the first has chosen
+        with pytest.raises(ConfigError, match=r"bits 16: .* lower `bits`"):
+            quantize(made, show=silent)
+
+
+@pytest.mark.parametrize("keep", [("*",), ("attention.*", "mlp.*")])
+def test_a_keep_that_leaves_no_weights_is_refused_before_it_is_measured(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: tuple[str, ...]
+):
+    monkeypatch.setattr(stage, "measure", lambda *_, **__: 1 / 0)
+    made = recipe(folder, "attention", tmp_path / "out", keep=keep)
+    with pytest.raises(ConfigError, match=r"with weights is kept, .* `keep`"):
+        quantize(made, show=silent)
+    with pytest.raises(ConfigError, match=r"with weights is kept, .* `keep`"):
+        list(plan(made))
+
+
+def test_a_limit_that_leaves_keys_and_values_alone_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def all_but_keys_and_values(simulated: Simulated, *_: object, **__: object) -> list[str]:
+        return [unit for unit in simulated.units if unit != "kv_cache"]
+
+    monkeypatch.setattr(stage, "most_sensitive", all_but_keys_and_values)
+    with pytest.raises(ConfigError, match=r"with weights is kept, .* raise `limit`"):
+        quantize(recipe(folder, "attention", tmp_path / "out"), show=silent)
+
+
 def test_keys_that_a_format_does_not_read_are_refused(folder: Path, tmp_path: Path):
     for keys in ({"format": "mixed", "keep": "nano"}, {"format": "mixed", "limit": 0.1}):
         with pytest.raises(ValueError, match=r"(keep|limit) does not go with format: mixed"):
@@ -276,7 +309,7 @@ def test_a_cache_that_is_kept_has_no_scale(folder: Path, tmp_path: Path):
 def test_a_unit_that_is_not_there_is_named(folder: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"there is no unit 'atention.0'.*attention\.0"):
         quantize(recipe(folder, "attention", tmp_path / "o", keep=("atention.0",)), show=silent)
-    with pytest.raises(ConfigError, match="every unit is kept"):
+    with pytest.raises(ConfigError, match="every unit with weights is kept"):
         quantize(recipe(folder, "attention", tmp_path / "o", keep=("*",)), show=silent)
 
 
