@@ -115,7 +115,13 @@ def chain_file(name: str) -> Path:
     for folder in (Path(name), RECIPES / name):
         if (folder / CHAIN).is_file():
             return folder / CHAIN
-    return recipe_file(name)
+    try:
+        return recipe_file(name)
+    except ConfigError:
+        chains = [path.parent.relative_to(RECIPES).as_posix() for path in RECIPES.rglob(CHAIN)]
+        if hint := nearest(name, chains, or_list=False):
+            raise ConfigError(f"no chain {name!r}{hint}") from None
+        raise
 
 
 def read_chain(name: str, scripts: Path, *, show: Callable[[str], object]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from posttrain.chain import folder_steps, read_chain, resolve_chain, run_chain
+from posttrain.chain import chain_file, folder_steps, read_chain, resolve_chain, run_chain
 from posttrain.config.load import validate
 from posttrain.config.stages import StagesConfig
 from posttrain.errors import ConfigError, PosttrainError
@@ -165,6 +165,15 @@ def test_sizes_and_the_seed_are_overrides_of_their_stages():
 def test_a_chain_that_cannot_be_is_refused(steps, keys, match):
     with pytest.raises(ConfigError, match=match):
         resolve_chain(chain(*steps, **keys), SCRIPTS)
+
+
+def test_a_misspelt_chain_is_named_rather_than_one_of_its_recipes():
+    with pytest.raises(
+        ConfigError, match=r"no chain 'tiny/nemotron3' \(did you mean 'tiny/nemotron-3'"
+    ):
+        chain_file("tiny/nemotron3")
+    with pytest.raises(ConfigError, match="did you mean 'one-gpu/rlvr_stages'"):
+        chain_file("one-gpu/rlvr_stage")
 
 
 def test_recipes_of_a_folder_are_stages_by_their_names(tmp_path: Path):

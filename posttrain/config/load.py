@@ -104,48 +104,75 @@ _MOVED = {
     "sampling.batch_size": "rollouts.batch_size",
     "sampling.server": "rollouts",
 }
-# removed keys with the reason, by their path without positions in lists
-_REMOVED = {
-    "length.absolute_penalty": "length control is relative to the group, as in the paper",
-    "length.style_coefficient": "markup is no part of the reward",
-    "shard_pairs": "it is 8,192 everywhere",
-    "loss.importance.geometric_low": "a completion is left out by sequence_limit alone",
-    "loss.importance.geometric_high": "a completion is left out by sequence_limit alone",
-    "loss.importance.product_high": "a completion is left out by sequence_limit alone",
-    "loss.malformed_call_advantage": "a malformed completion has the advantage of its reward",
-    "loss.malformed_tag_advantage": "a malformed completion has the advantage of its reward",
-    "guard.window": "it is four batches everywhere",
-    "curriculum.pools": "difficulty pools have the same bounds and shares everywhere",
-    "chosen_floor": "it is -0.02 everywhere",
-    "match_length": "pairs are drawn whatever their lengths; the page shows both sides'",
-    "rule": "pairs use each completion as evenly as can be; pairs_per_prompt bounds their number",
-    "thinking_on": "choose by the settings that the samples were asked in",
-    "part_bytes": "it is 64 MiB everywhere",
-    "tokenizer.backend": "tiktoken is used where it gives the same ids",
-    "limits.min_trained": "the page shows the share of trained tokens",
-    "limits.max_empty_think": "the page shows how many answers follow an empty trace",
-    "sources.filters.language.letters": "it is 200 everywhere",
-    "judge.chunk": "it is 1,024 everywhere",
-    "chunk": "completions of a model in process are saved 1,024 at a time here",
-    "checks": "20 rows are planted in every run",
-    "make.band": "it is 0.5 everywhere",
-    "make.letters": "it is 80 everywhere",
-    "make.confidence": "it is 0.9 everywhere",
-    "make.longest": "it is 20,000 for a turn of continue_chat, 2,000 for a query of instructions",
-    "verbosity": "it is 0.4 terse, 0.3 plain and 0.3 chatty everywhere",
-    "tokenizer.vocab_size": "it is 1,024 everywhere",
-    "tokenizer.rows_per_family": "it is 400 everywhere",
-    "estimate.tokens_per_second": "a dry run measures how fast a model in this process is",
-    "extends": "a recipe is one file",
-    "sources.filters.repetition.compression_ratio": "it is 3.0 everywhere",
-    "sources.filters.repetition.cycle_share": "it is 0.9 everywhere",
-    "sources.filters.repetition.duplicate_share": "it is 0.9 everywhere",
-    "sources.filters.repetition.min_rounds": "it is 3 everywhere",
-    "sources.filters.repetition.ngram": "it is 6 everywhere",
-    "sources.filters.repetition.window": "it is 100 everywhere",
-    "sft": "rows of judgements for SFT are data of build_sft",
-    "sources.fields.reasoning": "rows of judgements for SFT are data of build_sft",
+_GROUP_STAGES = ("distill", "genrm", "rlhf", "rlvr")
+# removed keys with the reason, by the stages that had them and by their path without positions in
+# lists; users choose `NAME`. Other stages may have a key of the same path
+_REMOVED: dict[tuple[str, ...], dict[str, str]] = {
+    ("rlhf",): {
+        "length.absolute_penalty": "length control is relative to the group, as in the paper",
+        "length.style_coefficient": "markup is no part of the reward",
+    },
+    _GROUP_STAGES: {
+        "loss.importance.geometric_low": "a completion is left out by sequence_limit alone",
+        "loss.importance.geometric_high": "a completion is left out by sequence_limit alone",
+        "loss.importance.product_high": "a completion is left out by sequence_limit alone",
+        "loss.malformed_call_advantage": "a malformed completion has the advantage of its reward",
+        "loss.malformed_tag_advantage": "a malformed completion has the advantage of its reward",
+        "guard.window": "it is four batches everywhere",
+    },
+    ("rlvr",): {
+        "curriculum.pools": "difficulty pools have the same bounds and shares everywhere",
+    },
+    ("dpo",): {"chosen_floor": "it is -0.02 everywhere"},
+    ("build_dpo",): {
+        "shard_pairs": "it is 8,192 everywhere",
+        "match_length": "pairs are drawn whatever their lengths; the page shows both sides'",
+        "rule": "pairs use each completion as evenly as can be; pairs_per_prompt bounds their "
+        "number",
+        "thinking_on": "choose by the settings that the samples were asked in",
+    },
+    ("build_sft",): {
+        "part_bytes": "it is 64 MiB everywhere",
+        "tokenizer.backend": "tiktoken is used where it gives the same ids",
+        "sources.filters.language.letters": "it is 200 everywhere",
+        "sources.filters.repetition.compression_ratio": "it is 3.0 everywhere",
+        "sources.filters.repetition.cycle_share": "it is 0.9 everywhere",
+        "sources.filters.repetition.duplicate_share": "it is 0.9 everywhere",
+        "sources.filters.repetition.min_rounds": "it is 3 everywhere",
+        "sources.filters.repetition.ngram": "it is 6 everywhere",
+        "sources.filters.repetition.window": "it is 100 everywhere",
+    },
+    ("audit", "build_sft"): {
+        "limits.min_trained": "the page shows the share of trained tokens",
+        "limits.max_empty_think": "the page shows how many answers follow an empty trace",
+    },
+    ("rlhf", "win_rate"): {"judge.chunk": "it is 1,024 everywhere"},
+    ("synthesize",): {
+        "chunk": "completions of a model in process are saved 1,024 at a time here",
+        "checks": "20 rows are planted in every run",
+        "make.band": "it is 0.5 everywhere",
+        "make.letters": "it is 80 everywhere",
+        "make.confidence": "it is 0.9 everywhere",
+        "make.longest": "it is 20,000 for a turn of continue_chat, 2,000 for a query of "
+        "instructions",
+    },
+    ("eval", "synthesize"): {"prices.NAME.reasoning": "reasoning costs what output does"},
+    ("tiny_world",): {
+        "verbosity": "it is 0.4 terse, 0.3 plain and 0.3 chatty everywhere",
+        "tokenizer.vocab_size": "it is 1,024 everywhere",
+        "tokenizer.rows_per_family": "it is 400 everywhere",
+        "families.NAME.several_turns": "it is 0.1 everywhere",
+    },
+    ("tiny_judgements",): {"layout": "it is compact everywhere"},
+    ("eval",): {
+        "estimate.tokens_per_second": "a dry run measures how fast a model in this process is",
+    },
+    ("build_genrm",): {
+        "sft": "rows of judgements for SFT are data of build_sft",
+        "sources.fields.reasoning": "rows of judgements for SFT are data of build_sft",
+    },
 }
+_REMOVED_EVERYWHERE = {"extends": "a recipe is one file"}
 
 
 def read_recipe(path: Path | str) -> dict[str, Any]:
@@ -363,7 +390,7 @@ def _explain(problem: Any, schema: type[BaseModel]) -> str:
         hint = nearest(name, allowed)
         if renamed is not None and renamed in allowed:
             hint = f" (renamed: {'.'.join([*above, renamed])!r})"
-        return f"unknown key {'.'.join(path[:-1])!r}{_removal_hint(path[:-1]) or hint}"
+        return f"unknown key {'.'.join(path[:-1])!r}{_removal_hint(schema, path[:-1]) or hint}"
     if error_type == "missing":
         return f"{dotted!r} is required"
     if error_type == "union_tag_not_found":
@@ -395,7 +422,7 @@ def key_hint(
         unknown: the shortest unknown prefix of the key, with dots.
         siblings: the valid keys of the same block.
     """
-    if removal := _removal_hint(path):
+    if removal := _removal_hint(schema, path):
         return removal
     *above, name = unknown.split(".")
     prefix = "".join(f"{part}." for part in above)
@@ -443,12 +470,19 @@ def _last_part(key: str) -> str:
     return key.rpartition(".")[2]
 
 
-def _removal_hint(path: Sequence[str]) -> str:
-    """Why a key was removed, or "" if it was not; a removed block takes its keys along."""
+def _removal_hint(schema: type[BaseModel], path: Sequence[str]) -> str:
+    """Why a key was removed, or "" if this stage never had it; a removed block takes its keys."""
+    from posttrain.config.schemas import stage_schemas  # it imports this module
+
     names = [part for part in path if not part.isdecimal()]
-    for depth in range(1, len(names) + 1):
-        reason = _REMOVED.get(".".join(names[:depth]))
-        if reason is not None:
+    reasons = dict(_REMOVED_EVERYWHERE)
+    for stages, removed in _REMOVED.items():
+        if any(stage_schemas().get(stage) is schema for stage in stages):
+            reasons |= removed
+    for key, reason in reasons.items():
+        parts = key.split(".")
+        pairs = zip(parts, names, strict=False)
+        if len(parts) <= len(names) and all(part in ("NAME", name) for part, name in pairs):
             return f" (gone: {reason})"
     return ""
 

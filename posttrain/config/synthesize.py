@@ -355,6 +355,8 @@ class LongDocuments(Kind):
             raise ValueError("families: written questions need documents")
         if min(self.lengths) < 300:
             raise ValueError("lengths: fewer than 300 tokens hold no question")
+        if "multi_value" in self.families and self.needed == 1:
+            raise ValueError("needed: multi_value asks for several codes of a town, at least 2")
 
 
 class ScenarioRows(RowPlace):

@@ -45,7 +45,7 @@ def long_context_rows(records: Sequence[Record]) -> list[Row]:
             prompt = record.prompt
             assert record.score.value is not None, "left out above"
             value = (record.score.value, (prompt.source, prompt.task))
-            for family in {ALL, metadata["family"]}:
+            for family in dict.fromkeys((ALL, metadata["family"])):
                 families.setdefault(family, []).append(value)
             # at a position of 1 a text ends, which is in the last part
             for part in {min(int(PARTS * p), PARTS - 1) for p in metadata["positions"]}:

@@ -152,6 +152,12 @@ def recipe(config: Mapping[str, Any]) -> ui.Dialogue:
     return ui.Dialogue(yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100))
 
 
+def count_sections(node: Node) -> list[ui.Section]:
+    """Section of the counts; none of a stage that takes no rows, as a merge of weights."""
+    total = node.artifact.counts
+    return [counts(node)] if total.rows_in or total.kept or total.dropped else []
+
+
 @ui.section("Counts")
 def counts(node: Node) -> Iterator[ui.Block]:
     """Rows in, rows kept, and rows dropped for each reason."""

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from posttrain.lineage import Node, trace
-from posttrain.pages.artifact import ancestry, counts, details
+from posttrain.pages.artifact import ancestry, count_sections, details
 from posttrain.pages.write import figures
 from posttrain.report import section as ui
 from posttrain.runs import REPORT
@@ -34,7 +34,7 @@ def artifact_sections(path: Path) -> Iterator[ui.Section]:
     nodes = trace(path)
     missing = [f"{node.name}: {node.missing}" for node in nodes if node.manifest is None]
     yield ui.Section(f"{nodes[0].kind} {path}", [ancestry(nodes), *missing])
-    yield counts(nodes[0])
+    yield from count_sections(nodes[0])
     yield from figures(nodes[0])
     report = path / REPORT
     if report.is_file():

@@ -24,7 +24,7 @@ from posttrain.pages import (
     synthesis,
     training,
 )
-from posttrain.pages.artifact import counts, kept_tile, parent_links, provenance
+from posttrain.pages.artifact import count_sections, kept_tile, parent_links, provenance
 from posttrain.pages.live import (
     is_running,
     is_unfinished,
@@ -122,7 +122,7 @@ def write_report(artifact: Path | str, *, out: Path | str | None = None) -> Path
         return write_unfinished(artifact, running=is_running(artifact), out=target)
     nodes = trace(artifact)
     root = nodes[0]
-    sections = [*own_sections(root), counts(root), provenance(nodes, target)]
+    sections = [*own_sections(root), *count_sections(root), provenance(nodes, target)]
     missing = [f"{section.title}: {section.missing}" for section in sections if section.missing]
     missing += [f"{node.kind} {node.name}: {node.missing}" for node in nodes if node.missing]
     sections.append(Section("Not in this report", missing))
@@ -174,7 +174,7 @@ class TrainingPage:
 def show_finished(console: Console, artifact: Path) -> None:
     """Print an artifact's figures and counts, write its report, and print where both are."""
     node = trace(artifact)[0]
-    print_sections(console, [*figures(node), counts(node)], charts=False)
+    print_sections(console, [*figures(node), *count_sections(node)], charts=False)
     console.print(f"{artifact}  digest {node.digest[:16]}")
     console.print(f"{write_report(artifact)}")
 

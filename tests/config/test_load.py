@@ -19,7 +19,7 @@ from posttrain.config.sample import ProfileConfig
 from posttrain.config.schemas import stage_schemas
 from posttrain.config.sft import SftConfig
 from posttrain.config.synthesize import SynthesizeConfig
-from posttrain.config.tiny_world import TinyWorldConfig
+from posttrain.config.tiny_world import TinyJudgementsConfig, TinyWorldConfig
 from posttrain.errors import ConfigError
 
 
@@ -131,6 +131,15 @@ def test_mistakes_are_named(tmp_path, text, overrides, message):
         ("rlhf", RlhfConfig, "guard={window: 2}", "'guard.window' .gone: it is four"),
         ("synthesize", SynthesizeConfig, "checks.planted=3", "'checks' .gone: 20 rows are planted"),
         ("world", TinyWorldConfig, "tokenizer.vocab_size=400", "'tokenizer' .gone: it is 1,024"),
+        ("world", TinyWorldConfig, "families.maths.several_turns=0.2", "several_turns' .gone: it is 0.1"),
+        ("judgements", TinyJudgementsConfig, "layout=full", "'layout' .gone: it is compact"),
+        ("eval", EvalConfig, "prices={big: {input: 1, output: 2, reasoning: 3}}", "prices.big.reasoning' .gone: reasoning costs"),
+        # of another stage, which has it or had it
+        ("sft", SftConfig, "chunk=64", "'chunk' .it is of another stage: 'chunk' of eval"),
+        ("sft", SftConfig, "judge.chunk=64", "'judge' .it is of another stage"),
+        ("sft", SftConfig, "limits.min_trained=0.1", "'limits' .valid: "),
+        ("sft", SftConfig, "sft=runs/tiny/sft", "'sft' .valid: "),
+        ("synthesize", SynthesizeConfig, "chunk=64", "'chunk' .gone: completions of a model"),
         ("rlhf", RlhfConfig, "model={config: {model_type: qwen3}}", "set model.path"),
         # who judges
         ("rlhf", RlhfConfig, "judge.models=[]", "judge.models"),

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from posttrain.errors import DataError
 from posttrain.pages.sft_data import lengths, mixture
-from posttrain.pages.write import write_report
+from posttrain.pages.write import show_finished, write_report
 from posttrain.report.console import open_console, print_sections
 from posttrain.report.html import page_html
 from posttrain.report.section import Section, Table
@@ -221,3 +221,12 @@ def test_numbers_keep_their_unit_and_values_align():
     assert '<td class="n">1.5\N{NO-BREAK SPACE}%\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}2.0' in page
     assert "<td>ten rows</td>" in page
     assert '<div class="scroll"' in page
+
+
+def test_a_stage_without_rows_counts_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Merging and quantising take weights: "0 in, 0 kept" would read as if all were lost."""
+    run = Run.open(tmp_path / "merged", kind="checkpoint", config={})
+    run.finish(counts=Counts(0, 0), files={}, stats={"check": {}, "dtype": "bfloat16"})
+    show_finished(open_console(), tmp_path / "merged")
+    assert "Counts" not in sections(page_of(tmp_path / "merged"))
+    assert "Nothing is lost" not in capsys.readouterr().out

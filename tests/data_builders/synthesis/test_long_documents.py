@@ -253,3 +253,10 @@ def test_a_generator_that_is_cut_off_gives_no_row(tmp_path: Path, monkeypatch: p
     assert rows == []
     assert manifest.counts.dropped == {"truncated": 12}
     assert len(read_rows(tmp_path / "out/tasks.jsonl")) == 12
+
+
+def test_several_codes_of_a_town_are_at_least_two(tmp_path: Path):
+    make = {"kind": "long_documents", "tokenizer": "t", "lengths": [4000], "count": 1, "needed": 1}
+    recipe_of(tmp_path, make | {"families": ["multi_key", "multi_hop"]}, {})
+    with pytest.raises(ConfigError, match="needed: multi_value asks for several"):
+        recipe_of(tmp_path, make | {"families": ["multi_key", "multi_value"]}, {})
