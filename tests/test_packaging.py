@@ -23,10 +23,13 @@ REPOSITORY = "https://example.org/posttrain"
 @pytest.mark.parametrize("repository", ["", REPOSITORY])
 def test_links_of_the_readme_lead_somewhere_on_an_index(repository: str, tmp_path: Path):
     shown = metadata(tmp_path, repository)
-    links = re.findall(r"\]\(([^)\s]+)\)", str(shown.get_payload()))
+    links = links_of(str(shown.get_payload()))
     assert all(link.startswith("https://") for link in links)
     files = [link for link in links if link.startswith(f"{REPOSITORY}/blob/main/")]
-    assert len(files) == (len(links) if repository else 0)
+    relative = [
+        link for link in links_of((ROOT / "README.md").read_text("utf-8")) if ":" not in link
+    ]
+    assert len(files) == (len(relative) if repository else 0)
     for link in files:
         assert (ROOT / link.removeprefix(f"{REPOSITORY}/blob/main/").partition("#")[0]).is_file()
     urls = dict(line.split(", ", 1) for line in shown.get_all("Project-URL", ()))
@@ -36,6 +39,10 @@ def test_links_of_the_readme_lead_somewhere_on_an_index(repository: str, tmp_pat
         assert url.startswith(repository)
     assert "Programming Language :: Python :: 3.11" in shown.get_all("Classifier", ())
     assert shown["Keywords"]
+
+
+def links_of(markdown: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", markdown)
 
 
 def metadata(folder: Path, repository: str) -> Message:

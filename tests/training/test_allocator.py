@@ -35,7 +35,7 @@ def growth(event: str) -> int:
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="no glibc")
 @pytest.mark.parametrize(
     ("event", "least", "most"),
-    [("on_substep_end", 0, 62), ("on_prediction_step", 0, 62), ("none", 90, 140)],
+    [("on_substep_end", 0, 62), ("on_prediction_step", 0, 62), ("none", 72, 140)],
 )
 def test_what_is_freed_between_others_goes_back(event: str, least: int, most: int):
     ended = forked(lambda: print(growth(event)))
