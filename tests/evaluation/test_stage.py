@@ -10,6 +10,7 @@ import pytest
 
 from posttrain.errors import ConfigError
 from posttrain.evaluation.run import read_run
+from posttrain.runs import read_artifact
 from tests.evaluation.scripted import ScriptedSampler
 from tests.evaluation.small_eval import (
     answer,
@@ -169,3 +170,15 @@ def test_inspect_is_needed_for_its_logs_alone(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(ConfigError, match=r"pip install 'posttrain\[inspect\]'"):
         evaluate(write_recipe(tmp_path, inspect_logs=True))
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_names_rows_that_gave_no_prompt(tmp_path: Path):
+    recipe = write_recipe(tmp_path)
+    with (tmp_path / "sums.jsonl").open("a") as rows:
+        rows.write('{"answer": "56"}\n')
+    evaluate(recipe)
+    page = (tmp_path / "out/report.html").read_text()
+    assert "Rows that were not asked" in page
+    [dropped] = read_artifact(tmp_path / "out").stats["sources"]["sums"]["dropped"].items()
+    assert dropped[1] == 1
+    assert dropped[0] in page
