@@ -61,6 +61,8 @@ class QuantizeConfig(Strict, stage="quantize"):
                     f"{key} does not go with format: {self.format}; AutoQuantize (format: mixed) "
                     "chooses what is kept by `bits`, the other formats by `keep` and `limit`"
                 )
+        if self.keep != "auto" and self.limit != type(self).model_fields["limit"].default:
+            raise ValueError("limit is for keep: auto; what keep names stays, whatever the KL")
 
     @property
     def keeps_by_limit(self) -> bool:

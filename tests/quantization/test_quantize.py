@@ -234,6 +234,8 @@ def test_keys_that_a_format_does_not_read_are_refused(folder: Path, tmp_path: Pa
             recipe(folder, "attention", tmp_path, **keys)
     with pytest.raises(ValueError, match=r"bits does not go with format: nvfp4"):
         recipe(folder, "attention", tmp_path, format="nvfp4", bits=5.0)
+    with pytest.raises(ValueError, match="limit is for keep: auto"):
+        recipe(folder, "attention", tmp_path, keep="nano", limit=0.1)
 
 
 def test_a_matrix_that_blocks_do_not_fit_is_refused(folder: Path, tmp_path: Path):
