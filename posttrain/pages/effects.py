@@ -31,6 +31,7 @@ _FIGURES = {
     "called_tool": "declared calls",
     "truncated": "truncated",
 }
+_BETTER_IF_FEWER = (_FIGURES["hallucination"], _FIGURES["truncated"])
 # figures in the order of a page; the first is what the stage is for
 _AGAINST_CALLS = ("hallucination", "accuracy", "called_tool", "tokens", "truncated")
 _OF_A_FAMILY = ("accuracy", "hallucination")
@@ -94,7 +95,7 @@ class Effect:
         """
         if self.unit != "%" or self.low <= 0 <= self.high:
             return None
-        return (self.low > 0) != self.figure.startswith(("undeclared calls", "truncated"))
+        return (self.low > 0) != self.figure.startswith(_BETTER_IF_FEWER)
 
     def tile(self) -> ui.Tile:
         """Tile of the effect, for the head of a page."""

@@ -39,14 +39,14 @@ def sections(node: Node) -> ui.Sections:
     if cost_rows:
         yield costs(cost_rows)
     if dropped := ui.dropped_rows(node.stats.get("sources", {})):
-        yield dropped_rows(dropped)
+        yield unasked_rows(dropped)
     yield samples_to_read(
         node, "Completions to read", _example, examples="examples.jsonl", all_rows="records/"
     )
 
 
 @ui.section("Rows that were not asked")
-def dropped_rows(dropped: Sequence[Sequence[object]]) -> Iterator[ui.Block]:
+def unasked_rows(dropped: Sequence[Sequence[object]]) -> Iterator[ui.Block]:
     """Rows of the tasks that gave no prompt, by reason; the counts below are of prompts."""
     yield ui.Table(["task", "dropped because", "rows", "such as"], dropped)
     yield "Rows that gave no prompt. The counts below are of the prompts that the others gave."

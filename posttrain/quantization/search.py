@@ -38,7 +38,8 @@ def choose_formats(
         ConfigError: ModelOpt finds no choice within `bits`.
     """
     excluded = _excluded(model)
-    # the matrices of a unit share a format, since servers fuse them
+    # the matrices of a unit share a format, since servers fuse them; ModelOpt takes such rules by
+    # this attribute of the class alone (see `mtq.auto_quantize`)
     AutoQuantizeGradientSearcher.quant_grouping_rules = [
         lambda model, name: None if name in excluded else unit_of(f"{name}.weight", model)
     ]

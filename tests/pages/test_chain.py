@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -194,7 +195,15 @@ def test_each_stage_has_its_effect_on_each_family(tmp_path: Path):
     assert (sums.before, sums.after, sums.questions) == (100.0, 0.0, 12)
     assert (sums.low, sums.high) == (100 * change.low, 100 * change.high)
     assert sums.is_better is False
-    assert effects["products", "undeclared calls, %"].is_better is not True
+
+    # few undeclared calls and truncated completions are better, few right answers worse
+    fewer = replace(sums, low=-9.0, high=-1.0)
+    more = replace(sums, low=1.0, high=9.0)
+    for figure, better in (("accuracy", more), ("undeclared calls", fewer), ("truncated", fewer)):
+        for change in (fewer, more):
+            assert replace(change, figure=figure).is_better is (change is better)
+    assert replace(sums, low=-1.0, high=1.0).is_better is None
+    assert replace(fewer, unit="tokens").is_better is None
 
     page = write_chain([tmp_path / "runs"], out=tmp_path / "runs/report.html").read_text()
     family = section(page.replace("\N{NO-BREAK SPACE}", " "), "By family")
