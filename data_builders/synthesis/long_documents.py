@@ -122,7 +122,7 @@ class LongQuestion:
     positions: tuple[float, ...]
 
     def metadata(self) -> Row:
-        """What an evaluation by length and position reads of a row."""
+        """Metadata of the row, for an evaluation by length and position."""
         return {
             "needed": list(self.needed),
             "positions": list(self.positions),

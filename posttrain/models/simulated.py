@@ -48,10 +48,11 @@ def check_can_simulate(folder: Path) -> None:
         ConfigError: a format other than FP8 and NVFP4, or ModelOpt is not installed.
     """
     algorithms = _algorithms(folder)
-    others = [name for name in algorithms if name not in _ALGORITHMS]
-    if others or not algorithms:
+    not_simulated = [name for name in algorithms if name not in _ALGORITHMS]
+    if not_simulated or not algorithms:
+        names = ", ".join(not_simulated) or "an unnamed format"
         raise ConfigError(
-            f"{folder} is quantised to {', '.join(others) or 'an unnamed format'}; only FP8 and "
+            f"{folder} is quantised to {names}; only FP8 and "
             "NVFP4 by ModelOpt are simulated in process: serve the folder (vllm serve) and name "
             "the server as backend"
         )

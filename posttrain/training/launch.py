@@ -98,16 +98,16 @@ def check_parallelism(method: str, device: str, env: Mapping[str, str] = os.envi
             )
     if context_processes(env) == 1:
         return
-    where = "the launcher's parallelism_config_cp_size splits each sequence among processes"
+    split = "the launcher's parallelism_config_cp_size splits each sequence among processes"
     if method != "sft":
         raise ConfigError(
-            f"{where}, which sft alone can train with: pairs and rollouts lie side by side under "
+            f"{split}, which sft alone can train with: pairs and rollouts lie side by side under "
             "masks that ring attention does not take, and TRL's GRPO refuses it. Use --config_file "
             "accelerate/fsdp2 or zero3"
         )
     if device not in RING_DEVICES:
         raise ConfigError(
-            f"{where}: PyTorch has kernels of its ring attention for CUDA, not for {device}. Start "
+            f"{split}: PyTorch has kernels of its ring attention for CUDA, not for {device}. Start "
             "without it: one process holds a whole sequence"
         )
 
