@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from data_builders.dialects import Reading, RowProblem, mapped
+from data_builders.dialects import Reading, RowProblem, rename_columns
 from data_builders.dialects.content import read_text
 from data_builders.dialects.messages import as_messages, read_messages
 from data_builders.dialects.reading import Row
@@ -147,7 +147,7 @@ def read_pair(row: Row, source: PreferenceSource) -> tuple[str, PreferencePair]:
         content=source.fields.get("content"),
         trains=False,
     )
-    mapped_row = mapped(row, source.fields)
+    mapped_row = rename_columns(row, source.fields)
     try:
         dialect = source.dialect or recognise(mapped_row)
         return dialect, DIALECTS[dialect](mapped_row, reading, source)

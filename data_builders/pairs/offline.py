@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_builders.dialects import Conversation, RowProblem, canonical, reading_of
+from data_builders.dialects import Conversation, RowProblem, canonicalise, reading_of
 from data_builders.dialects.texts import read_side
 from data_builders.filters.structure import structural_drop
 from data_builders.judging.dialects import number
@@ -301,7 +301,7 @@ def pair_rows(raws: RawRows, config: SourceConfig, *, seed: int) -> Iterator[Pai
         if isinstance(raw, Drop):
             yield raw, 1
             continue
-        raw = raw._replace(row=dict(canonical(raw.row, config)))
+        raw = raw._replace(row=dict(canonicalise(raw.row, config)))
         is_rated = _RATED_COLUMNS.issubset(raw.row)
         if group and not (is_rated and raw.row["prompt"] == group[0].row["prompt"]):
             yield _pair_row(group, seed), len(group)
