@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from data_builders.dialects import RowProblem, fitting_dialects, read_row, reading_of
-from data_builders.dialects.columns import unread_names
+from data_builders.dialects.columns import counted_names
 from data_builders.dialects.reading import encoded
 from data_builders.filters.structure import structural_drop
 from data_builders.rows.files import open_rows
@@ -69,7 +69,7 @@ class RowCounts:
     def note_unread(self, unread: Mapping[str, object]) -> None:
         """Count the columns and keys of one row that were not read."""
         for path, value in unread.items():
-            for name in unread_names(path, value):
+            for name in counted_names(path, value):
                 # an example is formatted only once: values may be long
                 example = "" if name in self.unread else f"{value!r:.60}"
                 self._count_unread(name, 1, example)

@@ -57,7 +57,7 @@ def prepare_sources(
     *,
     tokens: Mapping[str, Any],
     evaluation: Sequence[Input] = (),
-    scratch: str,
+    build_id: str,
     executor: Executor,
     stages: Stages,
 ) -> list[PreparedSource]:
@@ -69,13 +69,13 @@ def prepare_sources(
         parts: parts of each source, by its name.
         tokens: digests of the tokenizer and the template.
         evaluation: files that decontamination reads.
-        scratch: name of this build, which marks the folders of its unfinished parts.
+        build_id: name of this build, which marks the folders of its unfinished parts.
 
     Raises:
         DataError: a source lost more to a reason than the recipe allows; after its last part.
     """
     folder = folder.resolve()  # workers may have been started in another directory
-    for unfinished in folder.glob(f"*/*.{scratch}-*"):
+    for unfinished in folder.glob(f"*/*.{build_id}-*"):
         shutil.rmtree(unfinished, ignore_errors=True)
     folders: dict[str, list[Path]] = {}
     jobs: dict[Path, PartJob] = {}  # by folder: parts with the same rows are prepared once
@@ -87,7 +87,7 @@ def prepare_sources(
             part_folder = folder / source.name / digest_of({**key, "rows": rows})[:32]
             folders[source.name].append(part_folder)
             if part_folder not in jobs and read_counts(part_folder) is None:
-                jobs[part_folder] = PartJob(part, source, str(part_folder), scratch)
+                jobs[part_folder] = PartJob(part, source, str(part_folder), build_id)
     waiting_jobs = list(jobs.values())
     _show_progress(stages, parts, waiting_jobs)
 
@@ -202,12 +202,12 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class PartJob:
-    """Job that prepares one part into `folder`. `scratch` names this build, as in `PartWriter`."""
+    """Job that prepares one part into `folder`. `build_id` names this build, as in `PartWriter`."""
 
     part: Part
     source: SftSource
     folder: str
-    scratch: str
+    build_id: str
 
     def describe(self) -> str:
         """Place of the part, for messages."""
@@ -228,7 +228,7 @@ class PartJob:
         writes_columns = deduplication is not None or recipe.write_dropped
         part_writer = PartWriter(
             Path(self.folder),
-            scratch=self.scratch,
+            build_id=self.build_id,
             marks=preparer.renderer.marks,
             dedup=writes_columns,
         )
