@@ -134,7 +134,7 @@ class InOrder(PairTrainer):
 
     def _get_train_sampler(self, *_args: Any, **_kwargs: Any) -> Any:
         rows: list[int] = []
-        lengths = self.pairs.lengths
+        lengths = self.pairs.total_lengths
         for start in range(0, len(self.pairs), self.global_batch):
             step = range(start, min(start + self.global_batch, len(self.pairs)))
             rows += sorted(step, key=lambda row: -lengths[row])
@@ -174,7 +174,7 @@ def result_of(arm: str, trainer: Any, clock: Clock, pairs: Pairs) -> Result:
     trainer.train()
     reference = trainer.seconds_before * 128 / len(pairs)
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    tokens = 128 * float(pairs.lengths.mean())
+    tokens = 128 * float(pairs.total_lengths.mean())
     rate = tokens / (clock.seconds + reference)
     return Result(arm, clock.seconds, reference, rate, peak_gib(clock.device), losses)
 
@@ -185,7 +185,7 @@ def run_ours(
     """Run our trainer in one layout, with the mean form of the SFT term, which is TRL's."""
     args, tokenizer, work = setting
     key = ReferenceKey("benchmark", None, layout, "any", None, False)
-    order = longest_first(pairs.lengths)
+    order = longest_first(pairs.total_lengths)
     store = ReferenceStore(work, key, order=order, chosen_counts=pairs.chosen.sampled)
     trainer = InOrder(
         model=make(),

@@ -26,7 +26,7 @@ from datasets import Dataset, disable_progress_bars
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
-from data_builders.dialects import canonical, reading_of
+from data_builders.dialects import canonicalise, reading_of
 from data_builders.dialects.texts import read_side
 from data_builders.pairs.encode import PairEncoder
 from data_builders.pairs.offline import read_offline
@@ -103,7 +103,7 @@ def prepare_trl(
     reading = reading_of(config)
     trl_rows: list[dict[str, Any]] = []
     for row in rows:
-        canonical_row = canonical(row, config)
+        canonical_row = canonicalise(row, config)
         chosen = read_side(canonical_row, "chosen", reading).messages
         rejected = read_side(canonical_row, "rejected", reading).messages
         trl_rows.append(

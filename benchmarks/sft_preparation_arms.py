@@ -124,7 +124,7 @@ def build(
             parts,
             out / "work" / "parts",
             tokens={},
-            scratch="benchmark",
+            build_id="benchmark",
             executor=executor,
             stages=stages,
         )
