@@ -125,7 +125,8 @@ async def gym(path: Path) -> None:
     """Rows of NeMo Gym's servers: read, dropped with a reason, gold verified."""
     servers: defaultdict[str, list[Row]] = defaultdict(list)
     for row in read(path):  # either a Gym row, or {"env": server, "task": Gym row}
-        servers[row["env"] if "env" in row else server_of(row)].append(row.get("task", row))
+        server = row["env"] if "env" in row else server_of(row) or ""
+        servers[server].append(row.get("task", row))
     totals = Counter[str]()
     environments = {name: make() for name, make in ENVIRONMENTS.items()}
     for server, server_rows in sorted(servers.items()):

@@ -11,15 +11,17 @@ from pathlib import Path
 
 from posttrain.evaluation.intervals import ratio, welch
 from posttrain.models.inference import load_for_inference
-from posttrain.quantization.measure import measure
-from posttrain.quantization.rows import draw_sequences
-from posttrain.quantization.simulate import Simulated
 
 
 def kl_by_component(
     checkpoint: str, calibration: Path, data: Path, *, samples: int, rows: int, seed: int
 ) -> dict[str, float]:
     """KL, in 10⁻³ nats a trained token, with only one component in FP8, and with all of them."""
+    # imported here, so that `--help` works without ModelOpt
+    from posttrain.quantization.measure import measure
+    from posttrain.quantization.rows import draw_sequences
+    from posttrain.quantization.simulate import Simulated
+
     model = load_for_inference(
         checkpoint,
         dtype="float32",

@@ -22,7 +22,7 @@ from tests.real_chain.rows import write_data
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("part", choices=("rows", "families", "table"))
     parser.add_argument("folder", type=Path, help="of rows the public files, else the chain's runs")
-    parser.add_argument("out", type=Path, nargs="?", help="of rows")
+    parser.add_argument("out", type=Path, nargs="?", default=Path("data"), help="of rows")
 
 
 def main(options: Namespace) -> None:

@@ -131,7 +131,9 @@ def make_plain_inputs(folder: Path, options: Namespace, count: int) -> int:
     if options.pad_token is not None:
         recipe["tokenizer"]["pad_token"] = options.pad_token
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    rendered = [tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows]
+    rendered: list[Any] = [
+        tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows
+    ]
     return sum(map(len, tokenizer(rendered, add_special_tokens=False)["input_ids"]))
 
 

@@ -178,7 +178,7 @@ def take_turns(
     our_forward = model.forward
     assert use_cpu_varlen(model)
 
-    def best_fit(pack: dict[str, Any]) -> list[dict[str, Any]]:
+    def best_fit(pack: dict[str, Any]) -> list[Any]:
         return list(pack_dataset(Dataset.from_list(unpacked(pack)), args.capacity, "bfd"))
 
     def whole(pack: dict[str, Any]) -> list[dict[str, Any]]:
@@ -291,5 +291,5 @@ def run_arms(rows: list[dict[str, list[int]]], args: Any) -> Iterator[Result]:
     )
     padded = DataCollatorForLanguageModeling(pad_token_id=PAD)
     yield measure("trl padded", build(args.shape, args.capacity), padded, rows, args)
-    packed = list(pack_dataset(Dataset.from_list(rows), args.capacity, "bfd"))
+    packed: list[Any] = list(pack_dataset(Dataset.from_list(rows), args.capacity, "bfd"))
     yield measure("trl packed", build(args.shape, args.capacity), padding_free, packed, args)
