@@ -1,7 +1,7 @@
 """Questions on long documents checked by another program, and SFT builds by length.
 
-    python benchmarks/long_context.py golds --tokenizer DIR [--lengths 4000 128000] [--count 70]
-    python benchmarks/long_context.py packs --tokenizer DIR [--lengths 4096 262144] [--tokens …]
+    python -m benchmarks long_context golds --tokenizer DIR [--lengths 4000 128000] [--count 70]
+    python -m benchmarks long_context packs --tokenizer DIR [--lengths 4096 262144] [--tokens …]
 
 golds: every family at every length; the gold is computed from the text by a program that shares
 nothing with the one that wrote it, and again without each needed document, where it has to differ.
@@ -12,20 +12,19 @@ rows: those of a build of one quarter, with start-up and first checks, are taken
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import yaml
-from process_tree import Cost, measured
 
+from benchmarks import ROOT
+from benchmarks.process_tree import Cost, measured
 from data_builders.synthesis.kinds import open_kind
 from data_builders.synthesis.long_documents import FAMILIES, LongQuestion
 from posttrain.config.load import validate
@@ -33,7 +32,6 @@ from posttrain.config.synthesize import SynthesizeConfig
 from posttrain.runs import read_artifact
 from tests.data_builders.synthesis import long_golds
 
-ROOT = Path(__file__).resolve().parents[1]
 _ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "OMP_NUM_THREADS": "1",
@@ -45,14 +43,15 @@ _DISTINCT = 2  # questions whose copies, each with its number, are the rows
 _ROOM = 256  # tokens of the question, the answer and the template
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Long documents: golds, and builds by length.")
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("part", choices=("golds", "packs"))
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--lengths", type=int, nargs="+", default=_LENGTHS)
     parser.add_argument("--count", type=int, default=70, help="golds: questions of each length")
     parser.add_argument("--tokens", type=int, default=4_000_000, help="packs: of each length")
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
     if options.part == "golds":
         _check_golds(options.tokenizer, options.lengths, options.count)
     else:
@@ -156,7 +155,3 @@ def _built(work: Path, tokenizer: str, length: int, rows: int) -> tuple[Cost, Co
         costs.append(cost)
     build, audit, preview = costs
     return build, audit, preview
-
-
-if __name__ == "__main__":
-    main()

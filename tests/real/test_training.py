@@ -266,7 +266,7 @@ def test_a_replica_that_is_killed_returns_with_the_adapter_of_its_step(
     checkpoint: Path, server: VllmProcess, vllm_executable: Path, profile: Path, tmp_path: Path
 ):
     """While it is away the other one writes all rollouts; a wrong adapter would fail `check_run`."""
-    steps = 60
+    steps = 40
     out = tmp_path / "out"
     replica = VllmProcess(vllm_executable, checkpoint, tmp_path / "replica.log")
     process = None
