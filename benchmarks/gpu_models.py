@@ -10,6 +10,7 @@ A check that this machine cannot run ends with "not possible here: …" on the l
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -147,7 +148,11 @@ def _command(
         command += ["--config_file", str(ROOT / "recipes/accelerate" / launcher)]
     command += [str(ROOT / "scripts" / f"{script}.py"), "--config"]
     command += [str(ROOT / "recipes/tiny" / f"{recipe}.yaml"), *settings]
-    process = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    # the folder has no packages of ours
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        command, cwd=work, env=environment, capture_output=True, text=True, check=False
+    )
     if process.returncode:
         lines = process.stderr.strip().splitlines() or ["no message"]
         sys.exit(f"{script}.py: {lines[-1]}")

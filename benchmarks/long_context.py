@@ -15,16 +15,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from benchmarks import ROOT
-from benchmarks.process_tree import Cost, measured
 from data_builders.synthesis.kinds import open_kind
 from data_builders.synthesis.long_documents import FAMILIES, LongQuestion
 from posttrain.config.load import validate
@@ -41,6 +42,14 @@ _ENVIRONMENT = {
 _LENGTHS = (4096, 16_384, 65_536, 262_144)
 _DISTINCT = 2  # questions whose copies, each with its number, are the rows
 _ROOM = 256  # tokens of the question, the answer and the template
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU seconds of a command with its processes, and the resident bytes of its largest."""
+
+    cpu: float
+    resident: int
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -121,7 +130,7 @@ def _measure_packs(tokenizer: str, lengths: list[int], tokens: int) -> None:
 
 
 def _peak(cost: Cost) -> str:
-    return f"{cost.largest.resident / 1e6:,.0f}"
+    return f"{cost.resident / 1e6:,.0f}"
 
 
 def _built(work: Path, tokenizer: str, length: int, rows: int) -> tuple[Cost, Cost, Cost]:
@@ -144,14 +153,26 @@ def _built(work: Path, tokenizer: str, length: int, rows: int) -> tuple[Cost, Co
     (work / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     for name in ("out", "audit"):
         shutil.rmtree(work / name, ignore_errors=True)
-    costs: list[Cost] = []
-    commands = [
-        ["scripts/build_sft.py", "--config", str(work / "recipe.yaml")],
-        ["scripts/audit.py", str(work / "out"), f"out={work / 'audit'}"],
-        ["scripts/preview.py", str(work / "out")],
-    ]
-    for command in commands:
-        cost, _ = measured([sys.executable, *command], cwd=ROOT, env={**os.environ, **_ENVIRONMENT})
-        costs.append(cost)
-    build, audit, preview = costs
-    return build, audit, preview
+    return (
+        _cost_of("scripts/build_sft.py", "--config", str(work / "recipe.yaml")),
+        _cost_of("scripts/audit.py", str(work / "out"), f"out={work / 'audit'}"),
+        _cost_of("scripts/preview.py", str(work / "out")),
+    )
+
+
+def _cost_of(*command: str) -> Cost:
+    """Run Python. Returns what it and its processes cost; its output is shown if it fails."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, **_ENVIRONMENT},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        # of this command alone, its own children included; `getrusage` has those before it too
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            output.seek(0)
+            sys.exit(output.read())
+    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10)
