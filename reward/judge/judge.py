@@ -133,8 +133,9 @@ class GenRmJudge:
             self._cache.keep_failures()
 
     def begin(self, comparisons: Sequence[Comparison], *, seed: int) -> None:
-        """Ask servers about comparisons that `judge` will be given with the same seed. Called in
-        the event loop; does not wait.
+        """Ask servers about comparisons that `judge` will be given with the same seed.
+
+        Called in the event loop; does not wait.
 
         A model in this process is left alone: it would compete with the rollouts, and its batches
         would depend on which of them end first. So is one on a server that samples the rollouts:

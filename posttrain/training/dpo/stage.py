@@ -351,8 +351,10 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
     def plan(
         self, prepared: PreparedRun[PairTrainer], size: ModelSize, *, measure: bool
     ) -> tuple[list[Line], int]:
-        """Lines of the plan on pairs, tokens, steps and the reference, with parts of a micro-batch
-        timed, and an upper bound on the bytes written to disk."""
+        """Lines of the plan, and an upper bound on the bytes written to disk.
+
+        The lines tell of pairs, tokens, steps and the reference; parts of a micro-batch are timed.
+        """
         trainer = prepared.trainer
         args = trainer.args
         pairs = trainer.pairs
