@@ -56,8 +56,9 @@ SHARES = OWN_RECIPE.replace(
 
 def write_world(folder: Path) -> None:
     """Rows, two recipes, a tokenizer with a template and one without, in `folder`."""
-    rows = ["families.maths={train: 80, heldout: 8}", "tokenizer.rows_per_family=80"]
-    run(folder, ["tiny_world", "--config", "tiny/world", *rows])
+    rows = "families.maths={train: 80, heldout: 8}"
+    status, message, _ = run(folder, ["tiny_world", "--config", "tiny/world", rows])
+    assert status == 0, message
     chats = [
         {
             "messages": [
