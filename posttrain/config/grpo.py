@@ -322,3 +322,12 @@ def refuse_lora_server(sharding: str | None) -> None:
             f"rollouts.engine lora_server with sharding {sharding}: no process has the whole "
             "adapter to save; use engine: vllm_server, or sharding none or zero2"
         )
+
+
+def refuse_simulated_sharding(sharding: str | None) -> None:
+    """Raise ValueError for a sharding under which no process has whole weights to round."""
+    if sharding not in (None, "none"):
+        raise ValueError(
+            f"simulate rounds whole weights, and sharding {sharding} splits them or their "
+            "optimiser: start one process, or several with accelerate/ddp"
+        )
