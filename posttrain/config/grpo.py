@@ -10,6 +10,7 @@ from pydantic import Field
 from posttrain.config.backend import REACHING, Rendering, Server
 from posttrain.config.base import Strict, source
 from posttrain.config.sft import OWNED_EVERYWHERE, PolicyRecipe, owned_fields
+from posttrain.errors import ConfigError
 
 _REFERENCE = source("NVIDIA's grpo_nanov3.yaml")
 Overlong = Literal["mask", "train"]
@@ -325,9 +326,13 @@ def refuse_lora_server(sharding: str | None) -> None:
 
 
 def refuse_simulated_sharding(sharding: str | None) -> None:
-    """Raise ValueError for a sharding under which no process has whole weights to round."""
+    """Refuse a sharding under which no process has whole weights to round.
+
+    Raises:
+        ConfigError: any sharding.
+    """
     if sharding not in (None, "none"):
-        raise ValueError(
+        raise ConfigError(
             f"simulate rounds whole weights, and sharding {sharding} splits them or their "
             "optimiser: start one process, or several with accelerate/ddp"
         )

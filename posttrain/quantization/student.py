@@ -7,8 +7,8 @@ were rounded from (the straight-through estimator).
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 from modelopt.torch.quantization.nn import TensorQuantizer  # pyright: ignore[reportMissingImports]
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from posttrain.config.paths import is_quantised
 from posttrain.errors import ConfigError
@@ -24,6 +26,7 @@ from posttrain.models.inference import weights_digest
 from posttrain.models.simulated import (
     FP8,
     PACKED,
+    SCALES,
     check_can_simulate,
     largest_value,
     read_tensors,
@@ -50,9 +53,8 @@ class RoundedWeights:
         """
         tensors = read_tensors(folder)
         round_activations(model, tensors)
-        stored_names = {
-            tail(name): name for name, tensor in tensors.items() if tensor.dtype in (FP8, PACKED)
-        }
+        _name_attention_apart(model)
+        stored_names = {tail(name): name for name in _matrices(tensors)}
         groups: dict[tuple[str, float], list[tuple[Any, QuantisedWeight]]] = defaultdict(list)
         for name, module in model.named_modules():
             if not isinstance(module, TensorQuantizer):
@@ -120,6 +122,29 @@ class RoundedWeights:
         return values if weight.expert is None else values[weight.expert]
 
 
+def _name_attention_apart(model: PreTrainedModel) -> None:
+    """Have a model call its attention function under a name of its own.
+
+    To round keys and values ModelOpt puts another function under the name for the time of a pass,
+    which a teacher that is scored in another thread meanwhile must not call.
+    """
+    name = str(model.config._attn_implementation)
+    if name == "eager":  # teachers do not use it
+        return
+    AttentionInterface.register(f"simulated_{name}", ALL_ATTENTION_FUNCTIONS[name])
+    AttentionMaskInterface.register(f"simulated_{name}", ALL_MASK_ATTENTION_FUNCTIONS[name])
+    model.set_attn_implementation(f"simulated_{name}")
+
+
+def _matrices(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Quantised matrices of a folder; the scales of NVFP4 are in FP8 themselves."""
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if tensor.dtype in (FP8, PACKED) and name.rpartition(".")[2] not in SCALES
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class QuantisedStudent:
     """Quantised checkpoint whose rounding a student trains with.
@@ -161,7 +186,7 @@ def open_student(simulate: str, *, student: str, out: Path) -> QuantisedStudent:
     if (folder / MANIFEST).is_file():
         manifest = read_artifact(folder, kind="checkpoint")
         parent = parent_of(simulate, relative_to=out, manifest=manifest)
-        origins = [origin.digest for origin in manifest.parents]
+        origins = [origin.digest for origin in manifest.parents if origin.kind == "checkpoint"]
         student_digest = weights_digest(student)
         if origins and student_digest not in origins:
             raise ConfigError(
@@ -170,10 +195,8 @@ def open_student(simulate: str, *, student: str, out: Path) -> QuantisedStudent:
             )
         kept = manifest.stats.get("kept", [])
     formats = {FP8: "FP8", PACKED: "NVFP4"}
-    counts: dict[str, int] = defaultdict(int)
-    for tensor in read_tensors(folder).values():
-        if tensor.dtype in formats:
-            counts[formats[tensor.dtype]] += 1
+    matrices = _matrices(read_tensors(folder))
+    counts = Counter(formats[tensor.dtype] for tensor in matrices.values())
     digest = weights_digest(simulate)
     counts_text = ", ".join(f"{count} matrices in {name}" for name, count in counts.items())
     text = (
