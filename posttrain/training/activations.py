@@ -259,7 +259,7 @@ def _make_meta_model(config: Any, dtype: torch.dtype) -> Any:
     """Make a model without data, on the meta device."""
     # transformers writes the attention into the config, which is that of the model in training
     config = copy.deepcopy(config)
-    # the loop over experts that ModelOpt needs asks how many rows each gets, which no one knows here
+    # ModelOpt has experts run in a loop over those with rows, which tensors without data have not
     config._experts_implementation = None
     attention = "eager" if config._attn_implementation == "eager" else "sdpa"
     with without_zero3_init(), torch.device("meta"):

@@ -97,11 +97,19 @@ def test_a_step_is_that_of_the_reverse_kl_at_the_rounded_weights(
     [row] = log_rows(out, of="loss")
     assert row["loss"] == pytest.approx(loss.item(), rel=1e-4)
     trained = dict(AutoModelForCausalLM.from_pretrained(out).named_parameters())
+    differences: list[torch.Tensor] = []
+    gradients: list[torch.Tensor] = []
     for weight_name, weight in student.named_parameters():
-        if weight.grad is not None:
-            moved = weights[weight_name].detach() - trained[weight_name].detach()
-            # a batch and a row alone round a few activations to different neighbours
-            assert (moved - weight.grad).norm() <= 1e-2 * weight.grad.norm() + 1e-7, weight_name
+        moved = weights[weight_name].detach() - trained[weight_name].detach()
+        if weight.grad is None or weight_name.endswith("gate.weight"):  # routers are frozen
+            assert not moved.any(), weight_name
+            continue
+        difference = (moved - weight.grad).flatten()
+        # a batch and a row alone round a few activations to different neighbours
+        assert difference.norm() <= 0.05 * weight.grad.norm() + 1e-7, weight_name
+        differences.append(difference)
+        gradients.append(weight.grad.flatten())
+    assert torch.cat(differences).norm() <= 5e-3 * torch.cat(gradients).norm()
 
 
 def test_what_is_saved_is_a_plain_checkpoint(folder: Path, tmp_path: Path):
