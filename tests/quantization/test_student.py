@@ -53,11 +53,12 @@ def run(
     trainer: dict[str, Any],
     *,
     second: Path | None = None,
+    objective: str = "full",
 ) -> tuple[Path, Keeping]:
     """A run whose teacher is the source, or another one in the second domain."""
     source = folder / kind
     simulate = f"{source}_{name}"
-    recipe = make_recipe(source, out, trainer, objective="full", simulate=simulate)
+    recipe = make_recipe(source, out, trainer, objective=objective, simulate=simulate)
     student = open_student(simulate, student=f"{source}", out=out)
     return distil(recipe, {"first": source, "second": second or source}, simulation=student)
 
@@ -113,7 +114,7 @@ def test_a_step_is_that_of_the_reverse_kl_at_the_rounded_weights(
 
 
 def test_what_is_saved_is_a_plain_checkpoint(folder: Path, tmp_path: Path):
-    out, _ = run(folder, tmp_path / "out", "hybrid", "nvfp4", {"max_steps": 2})
+    out, _ = run(folder, tmp_path / "out", "hybrid", "nvfp4", {"max_steps": 2}, objective="sampled")
     before = load_file(folder / "hybrid" / "model.safetensors")
     after = load_file(out / "model.safetensors")
     assert {n: t.shape for n, t in before.items()} == {n: t.shape for n, t in after.items()}
@@ -205,12 +206,14 @@ def test_a_folder_that_does_not_belong_to_the_student_is_refused(folder: Path, t
         QuantisedStudent(folder / "hybrid_fp8", "", None, "").round(load_pretrained(source))
     first = write_teacher(tmp_path / "first", folder / "attention", moved=0.0)
     second = write_teacher(tmp_path / "second", folder / "attention", moved=0.1)
-    paths = {"checkpoint": f"{first}", "data": f"{folder / 'data'}", "out": f"{tmp_path / 'q'}"}
-    quantize(QuantizeConfig(**paths, keep=(), samples=4, measured=2, measured_parts=2), show=silent)
-    parent = open_student(paths["out"], student=f"{first}", out=tmp_path / "run").parent
+    out = f"{tmp_path / 'quantised'}"
+    data = f"{folder / 'data'}"
+    keys: Any = {"keep": (), "samples": 4, "measured": 2, "measured_parts": 2}
+    quantize(QuantizeConfig(out=out, checkpoint=f"{first}", data=data, **keys), show=silent)
+    parent = open_student(out, student=f"{first}", out=tmp_path / "run").parent
     assert parent is not None
     with pytest.raises(ConfigError, match="was made from another checkpoint"):
-        open_student(paths["out"], student=f"{second}", out=tmp_path / "run")
+        open_student(out, student=f"{second}", out=tmp_path / "run")
     recipe = make_recipe(Path(source), tmp_path / "run", objective="full")
     with pytest.raises(ConfigError, match="without their scales"):
         distil(recipe, {"first": Path(quantised), "second": Path(quantised)})
