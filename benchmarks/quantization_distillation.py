@@ -1,10 +1,10 @@
 """KL of quantised checkpoints from the model that all were made from, paired by held-out row.
 
-python benchmarks/quantization_distillation.py --source DIR --data SFT_DATA ptq=DIR qad=DIR
+python -m benchmarks quantization_distillation --source DIR --data SFT_DATA ptq=DIR qad=DIR
 """
 
-import argparse
 import json
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import torch
@@ -34,13 +34,14 @@ def logps_of(path: str, rows: list[Sequence]) -> list[torch.Tensor]:
     return logps
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--source", required=True)
     parser.add_argument("--data", type=Path, required=True, help="SFT data of the source")
     parser.add_argument("--rows", type=int, default=200)
     parser.add_argument("arms", nargs="+", help="name=DIR; the others are compared with the first")
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
     rows = draw_sequences(options.data, "eval", options.rows, seed=0, reasoning=False)
     source = logps_of(options.source, rows)
     tokens = [len(logps_N_V) for logps_N_V in source]
@@ -60,7 +61,3 @@ def main() -> None:
             "change": [change.value, change.low, change.high],
         }
         print(json.dumps(figures), flush=True)
-
-
-if __name__ == "__main__":
-    main()
