@@ -79,6 +79,22 @@ def test_build_sft_reads_the_rows_as_they_are(tmp_path: Path, monkeypatch: pytes
     ]
 
 
+def test_a_control_arm_keeps_completions_whether_they_pass_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make = make_of(tmp_path, n=6, most=6, keep="any")
+    recipe = recipe_of(tmp_path / "out", make, {"generator": server("sft")})
+    rows, manifest = made(recipe, {"sft": Scripted(unsure, batched=False)}, monkeypatch)
+    assert manifest.counts.dropped == {"truncated": 1, "empty_answer": 1}
+    assert len(rows) == 60, "repeated ones too, as often as the model writes them"
+    right = [
+        f"\\boxed{{{row['metadata']['gold']}}}" in row["messages"][1]["content"] for row in rows
+    ]
+    assert 15 < sum(right) < 45
+    assert {tuple(row["metadata"]["synthesis"]["checks"]) for row in rows} == {()}
+    assert manifest.stats["planted"] == {"rows": 0, "dropped": {}}, "there is no check to try"
+
+
 def test_the_shortest_or_a_keyed_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def wordy(request: Request, rng: random.Random) -> str:
         return f"{'well, ' * rng.randrange(9)}\\boxed{{{sum_of(request)}}}{END}"
