@@ -437,7 +437,8 @@ class SynthesizeConfig(Strict, stage="synthesize"):
 
     make: kind of data to make, and the rows to make it from.
     models: role → model, or a list of which a keyed hash of the row draws one.
-    templates: name of a prompt → file in place of the prompt that comes with the kind.
+    templates: name of a prompt → a file, or the text itself with its marks such as `{{request}}`,
+        in place of the prompt that comes with the kind.
     prices: name of a model → its prices, for the costs of the run.
     decontamination: evaluation items; seeds that overlap them are dropped before any request.
     limit: seeds at most, in their order; null: all.

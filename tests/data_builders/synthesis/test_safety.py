@@ -146,7 +146,7 @@ def test_a_grader_classifies_answers_to_the_request_itself(
 
 
 def test_recipes_name_a_judge_or_a_grader_that_exists(tmp_path: Path):
-    with pytest.raises(ConfigError, match="either make.grader or a model as judge"):
+    with pytest.raises(ConfigError, match=r"either make\.grader or a model as judge"):
         graded_recipe(tmp_path, judge=server("judge"))
     with pytest.raises(ConfigError, match=r"no grader or environment 'tiny_wrld' \(did you"):
         open_kind(graded_recipe(tmp_path, grader="tiny_wrld"))
