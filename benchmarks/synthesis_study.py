@@ -11,13 +11,17 @@ command writes the same bytes.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_builders.keyed import key64, unit
-from posttrain.jsontext import row_line
+from data_builders.synthesis.steps import Discarded
+from data_builders.synthesis.twin_program import program_of
+from posttrain.config.prompts import OPEN_TEMPLATE
+from posttrain.jsontext import jsonl_rows, row_line
 from posttrain.runs import atomic_write_text
 
 Row = dict[str, Any]
@@ -132,9 +136,59 @@ def _prompt(request: ToyRequest, text: str, *, seen: bool) -> Row:
     return row | {"messages": messages, "metadata": metadata}
 
 
+# -- worked solutions ------------------------------------------------------------------------------
+ORIGINALS = 100
+_CALCULATION = re.compile(r"(\d+)([-+*])(\d+)=(\d+)")
+
+
+def write_worked(out: Path) -> None:
+    """Write held-out exercises as a benchmark with worked solutions, as GSM8K has them.
+
+    Beside it the benchmark as it leaks into training data, an answer without a solution, and
+    training exercises in the same form.
+    """
+    originals: list[Row] = []
+    leaked: list[Row] = []
+    for row in _read("world/heldout/steps.jsonl"):
+        metadata = row["metadata"]
+        reasoning = row["reference"][0]["reasoning_content"]
+        # the terse solution is its calculations alone
+        if metadata["verbosity"] != "terse" or metadata["turns"] > 1 or len(leaked) == ORIGINALS:
+            continue
+        question = row["messages"][-1]["content"]
+        solution = _CALCULATION.sub(r"\1 \2 \3 = <<\1\2\3=\4>>\4", reasoning)
+        original = {"question": question, "answer": f"{solution}\n#### {metadata['gold']}"}
+        try:
+            program_of(question, original["answer"])
+        except Discarded:
+            continue  # a number that stands twice: its twin could not be computed
+        originals.append(original)
+        leaked.append(_chat(_boxed_question(question), f"\\boxed{{{metadata['gold']}}}"))
+    clean: list[Row] = []
+    for row in _read("world/train/steps.jsonl"):
+        metadata = row["metadata"]
+        if metadata["turns"] == 1 and metadata["difficulty"] <= 2:
+            question = row["messages"][-2]["content"]
+            chat = _chat(_boxed_question(question), f"\\boxed{{{metadata['gold']}}}")
+            reasoning = row["messages"][-1]["reasoning_content"]
+            chat["messages"][-1]["reasoning_content"] = reasoning
+            clean.append(chat)
+    _write(out / "originals.jsonl", originals)
+    _write(out / "leaked.jsonl", leaked)
+    _write(out / "clean.jsonl", clean)
+
+
+def _boxed_question(question: str) -> str:
+    return OPEN_TEMPLATE.replace("{question}", question)
+
+
 def _chat(question: str, answer: str) -> Row:
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return {"messages": messages}
+
+
+def _read(name: str) -> list[Row]:
+    return jsonl_rows((RUNS / name).read_text("utf-8"))
 
 
 def _write(path: Path, rows: list[Row]) -> None:
@@ -144,6 +198,9 @@ def _write(path: Path, rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("rows", choices=["requests"])
-    write_requests(RUNS / "safety")
+    parser = argparse.ArgumentParser(description="Rows for the experiments on synthesis.")
+    parser.add_argument("rows", choices=["requests", "worked"])
+    if parser.parse_args().rows == "requests":
+        write_requests(RUNS / "safety")
+    else:
+        write_worked(RUNS / "twins")
