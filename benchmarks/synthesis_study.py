@@ -1,16 +1,18 @@
 """Rows for the experiments on synthesis with the tiny world, written by programs.
 
     python benchmarks/synthesis_study.py requests       # for tiny/safety
-    python benchmarks/synthesis_study.py selections     # for tiny/genselect, after its first stages
+    python benchmarks/synthesis_study.py selections     # for tiny/genselect
     python benchmarks/synthesis_study.py worked         # for tiny/twins
 
-They go to `runs/tiny/NAME/`, which the recipes read. Everything is drawn by keyed hashes: the same
+They go to `runs/tiny/`, where the recipes read them; those of the last two are made from the rows of
+`tiny/world`. Everything is drawn by keyed hashes: the same
 command writes the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -182,6 +184,40 @@ def _boxed_question(question: str) -> str:
     return OPEN_TEMPLATE.replace("{question}", question)
 
 
+# -- selections ------------------------------------------------------------------------------------
+SELECTIONS = 500
+
+
+def write_selections(out: Path) -> None:
+    """Write selections with their traces, to teach the form: work it out, compare, name one.
+
+    The candidates are the right number and wrong ones near it, not a model's.
+    """
+    rows: list[Row] = []
+    for row in _read("world/train/maths.jsonl"):
+        metadata = row["metadata"]
+        if metadata["turns"] > 1 or metadata["with_tools"] or metadata["difficulty"] > 2:
+            continue
+        if len(rows) == SELECTIONS:
+            break
+        question, answer = row["messages"]
+        gold = int(metadata["gold"])
+        rng = random.Random(key64(0, "selection", row["id"]))
+        nearby = [number for number in range(max(0, gold - 12), gold + 13) if number != gold]
+        candidates = [gold, *rng.sample(nearby, rng.randint(1, 5))]
+        rng.shuffle(candidates)
+        solutions = "\n\n".join(
+            f"Solution {number}:\n{candidate}" for number, candidate in enumerate(candidates)
+        )
+        chosen = candidates.index(gold)
+        chat = _chat(f"{question['content']}\n\n{solutions}\n\nSelect.", f"Judgment: [{chosen}]")
+        chat["messages"][-1]["reasoning_content"] = (
+            f"{answer['reasoning_content']}\n{gold} is {chosen}"
+        )
+        rows.append(chat)
+    _write(out / "selections.jsonl", rows)
+
+
 def _chat(question: str, answer: str) -> Row:
     messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
     return {"messages": messages}
@@ -199,8 +235,11 @@ def _write(path: Path, rows: list[Row]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Rows for the experiments on synthesis.")
-    parser.add_argument("rows", choices=["requests", "worked"])
-    if parser.parse_args().rows == "requests":
+    parser.add_argument("rows", choices=["requests", "selections", "worked"])
+    name = parser.parse_args().rows
+    if name == "requests":
         write_requests(RUNS / "safety")
+    elif name == "selections":
+        write_selections(RUNS / "genselect")
     else:
         write_worked(RUNS / "twins")
