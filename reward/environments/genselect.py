@@ -6,8 +6,10 @@
 The last `Judgment: [i]` of the answer counts, as in NVIDIA's GenSelect; solutions are numbered from
 0. `posttrain synthesize` with `kind: genselect` makes such prompts from graded samples. Those for
 an evaluation have `figures`, shares that other ways of choosing among the same solutions reach;
-they stand beside the score, whose mean is select@k. There a question may have no right or no wrong
-solution.
+they stand beside the score, whose mean is select@k, and so do `first_named`, the share of judgments
+that name solution 0, and `first_right`, the share of questions where it is right: the first is
+larger than it has to be for a model that prefers a place. There a question may have no right or no
+wrong solution.
 """
 
 from __future__ import annotations
@@ -63,8 +65,11 @@ class GenSelectEnvironment(RLVREnvironment):
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
         metadata = metadata_of(prompt)
-        figures: dict[str, float] = metadata.get("figures", {})
         judgment = judgment_of(completion.answer)
+        figures: dict[str, float] = metadata.get("figures", {})
+        if figures:
+            figures["first_named"] = float(judgment == 0)
+            figures["first_right"] = float(0 in metadata["right"])
         if judgment is None:
             problem = f"{NOT_IN_FORMAT}: no Judgment: [i] in the answer"
             return Score(0.0, None, problem, figures=figures)
