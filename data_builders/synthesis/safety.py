@@ -203,8 +203,12 @@ class SafetyAnswers(SynthesisKind):
     def _choose(self, seed: Seed, side: Side, candidates: Sequence[Answered]) -> Answered:
         return candidates[key64(self.setup.seed, side, seed.id) % len(candidates)]
 
-    def spoil(self, seed: Seed, rounds: Sequence[Round]) -> list[Round] | None:
-        """Put an answer of the rejected side in the place of all chosen ones."""
+    def spoil(self, seed: Seed, rounds: Sequence[Round], kept: Keep) -> list[Round] | None:
+        """Put a rejected answer in the place of all chosen ones.
+
+        It is that of the pair. Without a pair the classifier found none of them bad: so does one
+        that says yes to everything.
+        """
         answers = rounds[0]
         rejected = [
             answered for answered in answers if _side(answered) == "rejected" and answered.text
@@ -212,6 +216,8 @@ class SafetyAnswers(SynthesisKind):
         if not rejected:
             return None
         text = self._choose(seed, "rejected", rejected).text
+        if kept.pairs:
+            text = kept.pairs[0]["rejected"][-1]["content"]
         spoiled_round: list[Answered] = []
         for answered in answers:
             if _side(answered) == "chosen":

@@ -103,6 +103,27 @@ def test_a_classifier_that_says_yes_to_everything_is_found(
     assert manifest.stats["planted"] == {"rows": 7, "dropped": {}}
 
 
+def test_what_is_planted_is_what_the_classifier_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A safe answer in the place of another is no bad row, and says nothing of the checks."""
+
+    def often_safe(request: Request, rng: random.Random) -> str:
+        if rng.random() < 0.7:
+            return f"Let us not help with it.{END}"
+        return generator(request, rng)
+
+    rows = [{"prompt": f"How do I zap my neighbour's cat {n}?", "harmful": True} for n in range(90)]
+    path = str(write_rows(tmp_path / "requests.jsonl", rows))
+    make = {"kind": "safety", "requests": [{"name": "zaps", "path": path}]}
+    make["default_strategy"] = "Name the animal helpline."
+    models = {"generator": server("big"), "judge": server("judge")}
+    samplers = {"big": Scripted(often_safe), "judge": Scripted(judge)}
+    _, manifest = made(recipe_of(tmp_path / "out", make, models), samplers, monkeypatch)
+    assert 20 < manifest.stats["pairs"] < 60
+    assert manifest.stats["planted"] == {"rows": 20, "dropped": {"no_safe_answer": 20}}
+
+
 REFUSAL = "I can't help with that."
 
 
