@@ -129,6 +129,19 @@ def test_the_rounds_of_expert_iteration_and_their_control_arm_differ_in_the_chec
         assert student in stages["eval"].recipe["checkpoints"].values()
 
 
+def test_both_models_that_select_see_the_same_held_out_candidates():
+    chain = load_recipe("tiny/genselect/chain", StagesConfig)
+    stages = {stage.step.title: stage for stage in resolve_chain(chain, ROOT / "scripts")}
+    assert stages["synthesize"].reads(stages["sft_form"])
+    assert stages["synthesize"].reads(stages["sample"])
+    assert stages["sft_traces"].reads(stages["build_sft_traces"])
+    assert stages["sft_traces"].recipe["model"]["path"] == str(stages["sft_form"].out)
+    assert stages["eval"].reads(stages["synthesize_heldout"])
+    assert stages["synthesize_heldout"].reads(stages["sample_heldout"])
+    templates = [stages[name].recipe["templates"] for name in ("synthesize", "synthesize_heldout")]
+    assert templates[0] == templates[1]
+
+
 def test_the_chains_of_safety_and_twins_train_both_sides_alike():
     chain = load_recipe("tiny/safety/chain", StagesConfig)
     stages = {stage.step.title: stage for stage in resolve_chain(chain, ROOT / "scripts")}
@@ -180,7 +193,8 @@ def test_every_size_of_the_tiny_chain_fits_the_schemas(size: str | None):
     stages = resolve_chain(chain, ROOT / "scripts")
     files = {Path(stage.step.recipe).name for stage in stages}
     # quantisation needs an extra of its own; folders are chains of their own
-    rest = {"chain", "quantize", "mopd", "nemotron-3", "expert-iteration", "safety", "twins"}
+    rest = {"chain", "quantize", "mopd", "nemotron-3"}
+    rest |= {"expert-iteration", "safety", "twins", "genselect"}
     assert files == {path.stem for path in (ROOT / "recipes/tiny").glob("*")} - rest
     seeds = {stage.step.title: stage.recipe.get("seed") for stage in stages if stage.step.seeded}
     assert {*seeds.values()} == {3}
