@@ -145,12 +145,11 @@ _CALCULATION = re.compile(r"(\d+)([-+*])(\d+)=(\d+)")
 def write_worked(out: Path) -> None:
     """Write held-out exercises as a benchmark with worked solutions, as GSM8K has them.
 
-    Beside it the benchmark as it leaks into training data, an answer without a solution, and
-    training exercises in the same form.
+    Beside it the benchmark as it leaks into training data, and training exercises in the same form.
     """
     originals: list[Row] = []
     leaked: list[Row] = []
-    for row in _read("world/heldout/steps.jsonl"):
+    for row in reversed(_read("world/heldout/steps.jsonl")):
         metadata = row["metadata"]
         reasoning = row["reference"][0]["reasoning_content"]
         # the terse solution is its calculations alone
@@ -164,7 +163,9 @@ def write_worked(out: Path) -> None:
         except Discarded:
             continue  # a number that stands twice: its twin could not be computed
         originals.append(original)
-        leaked.append(_chat(_boxed_question(question), f"\\boxed{{{metadata['gold']}}}"))
+        chat = _chat(_boxed_question(question), f"\\boxed{{{metadata['gold']}}}")
+        chat["messages"][-1]["reasoning_content"] = reasoning
+        leaked.append(chat)
     clean: list[Row] = []
     for row in _read("world/train/steps.jsonl"):
         metadata = row["metadata"]
