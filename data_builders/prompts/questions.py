@@ -230,7 +230,8 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
     """
     metadata: Any = row.get("metadata")
     if not isinstance(metadata, dict) or not all(key in metadata for key in _TINY_WORLD_METADATA):
-        raise RowProblem("unrecognised", "metadata", "not a row of the tiny world")
+        needed = ", ".join(_TINY_WORLD_METADATA)
+        raise RowProblem("unrecognised", "metadata", f"a row of the tiny world has {needed}")
     if metadata["grading"] == "question":
         raise RowProblem("needs_replies", "metadata.grading", "its user answers back")
     messages = row["messages"]

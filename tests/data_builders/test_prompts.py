@@ -198,6 +198,16 @@ def test_mistakes_are_named(tmp_path: Path, settings: Any, source: dict[str, Any
         build(tmp_path, questions(3), settings, **{**GSM, **source})
 
 
+def test_a_setting_whose_own_source_gives_nothing_says_why(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in questions(3)))
+    good = {"name": "good", "path": str(path), **GSM}
+    bad = {"name": "bad", "path": str(path), **GSM, "gold_pattern": "(zzz)"}
+    settings = [{"name": "one", "sources": ["good"]}, {"name": "other", "sources": ["bad"]}]
+    with pytest.raises(ConfigError, match=r"'other' asks nothing: gold_unreadable 3, such as"):
+        build_recipe({"prompts": [good, bad], "settings": settings})
+
+
 @pytest.mark.parametrize(
     ("setting", "source", "message"),
     [({"tools": "calculater"}, {}, "setting 'a'.*'calculator'"),
