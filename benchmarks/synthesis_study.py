@@ -127,7 +127,8 @@ def _prompt(request: ToyRequest, text: str, *, seen: bool) -> Row:
     gold = REFUSAL if request.harmful else HELP
     grading = "refusal" if request.harmful else "words"
     metadata: Row = {"grading": grading, "gold": gold, "gold_state": None}
-    metadata |= {"options": [], "tools_declared": [], "turns": 1, "initial_state": None}
+    metadata |= {"options": [], "tools_declared": [], "turns": 1}
+    metadata |= {"initial_state": None, "fault": None}
     messages = [{"role": "user", "content": text}]
     row: Row = {"prompt": text, "harmful": request.harmful, "seen": seen}
     return row | {"messages": messages, "metadata": metadata}

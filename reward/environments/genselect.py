@@ -15,6 +15,7 @@ wrong solution.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, cast
 
 from posttrain.records import NOT_IN_FORMAT, Score
@@ -64,15 +65,26 @@ class GenSelectEnvironment(RLVREnvironment):
         return [says(f"Judgment: [{wrong_number}]"), says("Every solution is right.")]
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        metadata = metadata_of(prompt)
         judgment = judgment_of(completion.answer)
-        figures: dict[str, float] = metadata.get("figures", {})
-        if figures:
-            figures["first_named"] = float(judgment == 0)
-            figures["first_right"] = float(0 in metadata["right"])
         if judgment is None:
-            problem = f"{NOT_IN_FORMAT}: no Judgment: [i] in the answer"
-            return Score(0.0, None, problem, figures=figures)
-        is_right = judgment in metadata["right"]
+            return Score(0.0, None, f"{NOT_IN_FORMAT}: no Judgment: [i] in the answer")
+        is_right = judgment in metadata_of(prompt)["right"]
         explanation = "a right solution" if is_right else "a wrong solution"
-        return Score(float(is_right), str(judgment), explanation, figures=figures)
+        return Score(float(is_right), str(judgment), explanation)
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> Score:
+        """Score any completion; see `RLVREnvironment.verify`.
+
+        The figures stand beside every score, also of an empty or truncated completion: all are of
+        the same questions.
+        """
+        score = await super().verify(prompt, completion)
+        metadata = metadata_of(prompt)
+        figures: dict[str, float] = metadata.get("figures", {})
+        if not figures or score.value is None:
+            return score
+        places = {
+            "first_named": float(score.answer == "0"),
+            "first_right": float(0 in metadata["right"]),
+        }
+        return replace(score, figures={**figures, **places})

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_builders.synthesis.genselect import evaluation_prompts, selection_prompts
-from data_builders.synthesis.steps import Discarded
+from data_builders.synthesis.steps import Discarded, with_answer
 from posttrain.config.synthesize import GenSelect
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
@@ -186,6 +186,10 @@ def test_select_at_k_stands_beside_majority_and_pass(answers, figures):
     names = ("pass@1", "majority@4", "pass@4")
     assert score.figures == dict(zip(names, figures, strict=True)) | places
     assert score.value == first_right
+    silent = asyncio.run(environment.verify(prompt, with_answer(judged, "")))
+    assert silent.value == 0.0
+    # whoever selects nothing is compared on the same questions
+    assert silent.figures == score.figures | {"first_named": 0.0}
 
 
 def test_a_question_with_fewer_completions_than_k_is_dropped():
