@@ -207,7 +207,7 @@ def test_a_row_of_the_tiny_world_may_lack_tools_and_names_what_it_may_not():
     messages = [{"role": "user", "content": "May I?"}]
     assert read_tiny_world({"messages": messages, "metadata": item}, source).tools is None
     del item["fault"]
-    with pytest.raises(RowProblem, match="a row of the tiny world has .*fault"):
+    with pytest.raises(RowProblem, match=r"a row of the tiny world has .*fault"):
         read_tiny_world({"messages": messages, "metadata": item}, source)
 
 
