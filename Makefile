@@ -67,19 +67,19 @@ else
 endif
 
 # SFT, DPO and RLVR of a real model of 0.1 to 0.5 B parameters on a CPU: make real MODEL=DIR DATA=DIR; the
-# rule is in recipes/real/README.md, the rows that DATA has to hold in benchmarks/real_rows.py
+# rule is in recipes/real/README.md, the rows that DATA has to hold in tests/real_chain/rows.py
 REAL = runs/real-model
 POSTTRAIN = $(abspath $(BIN))/posttrain
 real: $(BIN)/.installed-dev
 	@test -n "$(MODEL)" -a -n "$(DATA)" || { echo 'make real MODEL=DIR DATA=DIR'; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check reasoning-gym
 	@mkdir -p $(REAL) && ln -sfn "$(abspath $(MODEL))" $(REAL)/model
-	$(BIN)/python benchmarks/real_rows.py "$(DATA)" $(REAL)/data
+	$(BIN)/python -m benchmarks real rows "$(DATA)" $(REAL)/data
 	cd $(REAL) && $(POSTTRAIN) stages --config real targets=[profile] logs=runs/real/logs
-	$(BIN)/python benchmarks/real_effects.py families $(REAL)/runs/real
+	$(BIN)/python -m benchmarks real families $(REAL)/runs/real
 	cd $(REAL) && $(POSTTRAIN) stages --config runs/real/chain.yaml jobs=$(JOBS) logs=runs/real/logs
 	cd $(REAL) && $(POSTTRAIN) report runs/real
-	@$(BIN)/python benchmarks/real_effects.py table $(REAL)/runs/real
+	@$(BIN)/python -m benchmarks real table $(REAL)/runs/real
 
 # bytecode is kept, whatever the shell says: else each process that a test starts compiles all again.
 # A file's tests stay together: they share what is slow to make. One that waits for ever ends its
@@ -117,7 +117,7 @@ docs: $(BIN)/.installed
 # what runs on this GPU, in eight minutes; without one the same at tiny size
 gpu-check: $(BIN)/.installed-dev
 	@mkdir -p runs
-	$(BIN)/python benchmarks/gpu.py --out runs/gpu.json
+	$(BIN)/python -m benchmarks gpu --out runs/gpu.json
 
 clean:
 	rm -rf $(VENV) runs *.egg-info .pytest_cache .ruff_cache .hypothesis

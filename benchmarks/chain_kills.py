@@ -1,7 +1,7 @@
 """A chain killed with −9 amid some stages and rerun: the artifacts of an undisturbed run.
 
-    python benchmarks/chain_kills.py --config tiny/nemotron-3 --at FOLDER
-    python benchmarks/chain_kills.py … --stages sft_synthetic rlvr sample distill eval
+    python -m benchmarks chain_kills --config tiny/nemotron-3 --at FOLDER
+    python -m benchmarks chain_kills … --stages sft_synthetic rlvr sample distill eval
 
 The chain runs at its size `smoke`: in FOLDER/whole undisturbed, in FOLDER/killed with all processes
 killed when a stage has used a third of the CPU seconds that it took there. Compared are the digests
@@ -10,7 +10,6 @@ of all manifests, which bind weights, records, stats and parents; files are hash
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -18,26 +17,29 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import psutil
 
+from benchmarks import ROOT
 from posttrain.chain import ChainStage, read_chain, resolve_chain
 from posttrain.config.load import validate
 from posttrain.config.stages import StagesConfig
 from posttrain.runs import MANIFEST, SECONDS, STAGE, read_artifact
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+SCRIPTS = ROOT / "scripts"
 STAGES = ("sft_synthetic", "rlvr", "sample", "distill", "eval")
 _EVERY = 0.02  # seconds between looks at a stage
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--config", default="tiny/nemotron-3")
     parser.add_argument("--stages", nargs="+", default=STAGES, help="titles, in the chain's order")
     parser.add_argument("--at", type=Path, required=True)
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
     raw = read_chain(options.config, SCRIPTS, show=print) | {"size": "smoke"}
     config = validate(raw, StagesConfig, where=options.config)
     stages = {stage.step.title: stage for stage in resolve_chain(config, SCRIPTS)}
@@ -102,7 +104,3 @@ def _stage_cpu(chain: subprocess.Popen[bytes]) -> float:
 def _digest(folder: Path, stage: ChainStage) -> str:
     """Digest of a stage's artifact, whose files are hashed again."""
     return read_artifact(folder / stage.out).digest
-
-
-if __name__ == "__main__":
-    main()

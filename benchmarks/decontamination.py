@@ -1,6 +1,6 @@
 """Decontamination on real sets: planted evaluation items that it finds, and overlaps as they are.
 
-    python benchmarks/decontamination.py --data ../shared/data [--half 1] [--pairs]
+    python -m benchmarks decontamination --data ../shared/data [--half 1] [--pairs]
 
 Every MMLU question is planted as a multiple-choice prompt, in several layouts; items of other files
 in a conversation: amid words, in other layout, with some words or all numbers replaced, in part.
@@ -10,18 +10,16 @@ are, listed with `--pairs`, and the speed.
 
 from __future__ import annotations
 
-import argparse
 import random
 import re
-import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from benchmarks.deduplication import sets_in, text_characters
+from benchmarks.options import add_sets
 from data_builders.decontamination.items import Item, read_items
 from data_builders.decontamination.match import Decontaminator
 from data_builders.rows.raw import Drop
@@ -55,12 +53,12 @@ LAYOUTS: dict[str, Callable[[Item], str]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Decontamination on real sets.")
-    parser.add_argument("--data", type=Path, required=True, help="the folder of the sets")
-    parser.add_argument("--half", type=int, choices=(0, 1), default=1, help="even or odd rows")
+def add_arguments(parser: ArgumentParser) -> None:
+    add_sets(parser)
     parser.add_argument("--pairs", action="store_true", help="list what is found unplanted")
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
     find_multiple_choice(options.data)
     find_planted_items(options.data, options.half)
     find_overlaps(options.data, list_pairs=options.pairs)
@@ -154,7 +152,3 @@ def find_overlaps(data: Path, *, list_pairs: bool) -> None:
             passages = Counter(detail.partition(": ")[2][:250] for detail in details)
             for passage, count in passages.items():
                 print(f"    {count} x {passage}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Near-deduplication on real sets: copies that it finds, records that it merges, and its cost.
 
-    python benchmarks/deduplication.py --data ../shared/data [--half 1] [--each 200]
-    python benchmarks/deduplication.py --data ../shared/data --rows 200_000 1_600_000
+    python -m benchmarks deduplication --data ../shared/data [--half 1] [--each 200]
+    python -m benchmarks deduplication --data ../shared/data --rows 200_000 1_600_000
 
 Copies of records are planted, of every other row of each set (`--half`): with a share of all words
 or characters edited, in another layout with other ids, or with a closing sentence. Where datasketch
@@ -11,14 +11,13 @@ alike, and with `--rows` the search over synthetic columns of so many records.
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import random
 import resource
-import sys
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from benchmarks.options import add_sets
 from data_builders.dedup.columns import BANDS, DedupColumns, column_batch
 from data_builders.dedup.duplicates import REASONS, find_duplicates
 from data_builders.keyed import shuffled_keys
@@ -71,13 +69,13 @@ general information on the subject, point to public sources that treat it, or he
 question in another way. Please tell me which of these you would like me to do."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Near-deduplication on real sets.")
-    parser.add_argument("--data", type=Path, required=True, help="the folder of the sets")
-    parser.add_argument("--half", type=int, choices=(0, 1), default=1, help="even or odd rows")
+def add_arguments(parser: ArgumentParser) -> None:
+    add_sets(parser)
     parser.add_argument("--each", type=int, default=200, help="copies planted in each set")
     parser.add_argument("--rows", type=int, nargs="*", default=(), help="time the search alone")
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         if options.rows:
             for rows in options.rows:
@@ -286,7 +284,3 @@ def write_synthetic_columns(rows: int, folder: Path) -> None:
     columns["bands"] = (shuffled_keys(keys, 9) >> np.uint64(32)).astype(np.uint32)
     columns.tofile(folder / "dedup.bin")
     (folder / "dedup_shingles.bin").write_bytes(grams)
-
-
-if __name__ == "__main__":
-    main()

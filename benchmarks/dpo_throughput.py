@@ -1,28 +1,27 @@
 """DPO steps against plain TRL: seconds for 128 pairs, reference included; same model, same pairs.
 
-    python benchmarks/dpo_throughput.py                  # a 0.5 B model on a GPU, a tiny one on CPU
-    python benchmarks/dpo_throughput.py --data runs/tiny/dpo_data --checkpoint runs/tiny/sft
+    python -m benchmarks dpo_throughput                  # a 0.5 B model on a GPU, a tiny one on CPU
+    python -m benchmarks dpo_throughput --data runs/tiny/dpo_data --checkpoint runs/tiny/sft
 
 Arms: `ours` in both layouts; `trl`, its defaults, with the reference's forward pass in every step;
 `trl precomputed`, with the reference's sums computed beforehand. TRL gets the same token ids: its
-own preparation of texts is left out here (benchmarks/pair_preparation.py measures that). On CPU the
-seconds are the process's own, so that other work on the machine counts little.
+own preparation of texts is left out. On CPU the seconds are the process's own, so that other work
+on the machine counts little.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import random
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from shapes import END, PAD, SHAPES, comparison_parser, peak_gib, random_model, write_figures
 from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForCausalLM,
@@ -34,6 +33,15 @@ from transformers import (
 from trl.trainer.dpo_config import DPOConfig
 from trl.trainer.dpo_trainer import DPOTrainer
 
+from benchmarks.shapes import (
+    END,
+    PAD,
+    SHAPES,
+    add_comparison_arguments,
+    peak_gib,
+    random_model,
+    write_figures,
+)
 from data_builders.pairs.shards import write_pairs
 from posttrain.config.dpo import LossConfig
 from posttrain.records import Pair, Side
@@ -134,14 +142,14 @@ class InOrder(PairTrainer):
 
     def _get_train_sampler(self, *_args: Any, **_kwargs: Any) -> Any:
         rows: list[int] = []
-        lengths = self.pairs.lengths
+        lengths = self.pairs.total_lengths
         for start in range(0, len(self.pairs), self.global_batch):
             step = range(start, min(start + self.global_batch, len(self.pairs)))
             rows += sorted(step, key=lambda row: -lengths[row])
         return rows
 
 
-def arguments(args: argparse.Namespace, work: Path, **more: Any) -> DPOConfig:
+def arguments(args: Namespace, work: Path, **more: Any) -> DPOConfig:
     on_gpu = torch.cuda.is_available()
     return DPOConfig(
         output_dir=str(work),
@@ -174,7 +182,7 @@ def result_of(arm: str, trainer: Any, clock: Clock, pairs: Pairs) -> Result:
     trainer.train()
     reference = trainer.seconds_before * 128 / len(pairs)
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    tokens = 128 * float(pairs.lengths.mean())
+    tokens = 128 * float(pairs.total_lengths.mean())
     rate = tokens / (clock.seconds + reference)
     return Result(arm, clock.seconds, reference, rate, peak_gib(clock.device), losses)
 
@@ -185,7 +193,7 @@ def run_ours(
     """Run our trainer in one layout, with the mean form of the SFT term, which is TRL's."""
     args, tokenizer, work = setting
     key = ReferenceKey("benchmark", None, layout, "any", None, False)
-    order = longest_first(pairs.lengths)
+    order = longest_first(pairs.total_lengths)
     store = ReferenceStore(work, key, order=order, chosen_counts=pairs.chosen.sampled)
     trainer = InOrder(
         model=make(),
@@ -228,7 +236,7 @@ def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<|pad|>", eos_token="<|end|>")  # noqa: S106 - tokens
 
 
-def run_arms(args: argparse.Namespace) -> Iterator[Result]:
+def run_arms(args: Namespace) -> Iterator[Result]:
     """Run the arms, each with a fresh model and a folder of its own."""
     vocabulary = SHAPES[args.shape]["vocab_size"]
 
@@ -261,16 +269,19 @@ def run_arms(args: argparse.Namespace) -> Iterator[Result]:
             gc.collect()
 
 
-def main() -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     on_gpu = torch.cuda.is_available()
-    parser = comparison_parser(__doc__)
+    add_comparison_arguments(parser)
     parser.add_argument("--data", type=Path, help="a dpo_data artifact; default: synthetic")
     parser.add_argument("--checkpoint", type=Path, help="its policy; default: random weights")
     parser.add_argument("--mean", type=int, default=1024 if on_gpu else 60, help="tokens a part")
     parser.add_argument("--micro", type=int, default=8, help="pairs a micro-batch")
     parser.add_argument("--steps", type=int, default=6 if on_gpu else 3, help="of 128 pairs")
     parser.add_argument("--checkpointing", action="store_true", help="recompute activations")
-    args = parser.parse_args()
+
+
+def main(args: Namespace) -> None:
+    on_gpu = torch.cuda.is_available()
     if not on_gpu:
         print("no GPU: with one, this measures a 0.5 B model in bf16. Now a tiny one in fp32.")
     results = []
@@ -283,7 +294,3 @@ def main() -> None:
             flush=True,
         )
     write_figures(args.out, results)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,10 @@
 """Environments on many tasks: gold replay, data sets, NeMo Gym's rows, HumanEval's mutants, load.
 
-    python benchmarks/environments.py gold [--count 200]
-    python benchmarks/environments.py data ../shared/data        # GSM8K, MMLU, BFCL
-    python benchmarks/environments.py gym ../shared/data/nemo_gym_example_tasks.jsonl
-    python benchmarks/environments.py humaneval ../shared/data/humaneval.jsonl [--count 3]
-    python benchmarks/environments.py load [--count 100000]
+    python -m benchmarks environments gold [--count 200]
+    python -m benchmarks environments data ../shared/data        # GSM8K, MMLU, BFCL
+    python -m benchmarks environments gym ../shared/data/nemo_gym_example_tasks.jsonl
+    python -m benchmarks environments humaneval ../shared/data/humaneval.jsonl [--count 3]
+    python -m benchmarks environments load [--count 100000]
 
 `data` and `humaneval` are benchmarks or their kin: measured here, never trained on. A mutant that
 passes its task's own test when that is simply run is no wrong answer, and is counted apart.
@@ -12,19 +12,16 @@ passes its task's own test when that is simply run is no wrong answer, and is co
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import itertools
 import json
 import random
-import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from posttrain.environments.sandbox import Limits, run_sandboxed
 from posttrain.errors import ConfigError
@@ -128,7 +125,8 @@ async def gym(path: Path) -> None:
     """Rows of NeMo Gym's servers: read, dropped with a reason, gold verified."""
     servers: defaultdict[str, list[Row]] = defaultdict(list)
     for row in read(path):  # either a Gym row, or {"env": server, "task": Gym row}
-        servers[row["env"] if "env" in row else server_of(row)].append(row.get("task", row))
+        server = row["env"] if "env" in row else server_of(row) or ""
+        servers[server].append(row.get("task", row))
     totals = Counter[str]()
     environments = {name: make() for name, make in ENVIRONMENTS.items()}
     for server, server_rows in sorted(servers.items()):
@@ -290,13 +288,14 @@ async def load(count: int) -> None:
     print(dict(sorted(outcomes.items())))
 
 
-def main() -> None:
-    """Run one measurement."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("what", choices=("gold", "data", "gym", "humaneval", "load"))
     parser.add_argument("path", type=Path, nargs="?")
     parser.add_argument("--count", type=int)
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
+    """Run one measurement."""
     match options.what:
         case "gold":
             asyncio.run(gold(options.count or 200))
@@ -308,7 +307,3 @@ def main() -> None:
             asyncio.run(humaneval(options.path, options.count or 3))
         case _:
             asyncio.run(load(options.count or 100_000))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """The evaluation suite: errors of its gate, and its throughput against `inspect eval`.
 
-    python benchmarks/evaluation_suite.py gate                    # simulated checkpoints
-    python benchmarks/evaluation_suite.py throughput              # needs inspect-ai and openai
+    python -m benchmarks evaluation_suite gate                    # simulated checkpoints
+    python -m benchmarks evaluation_suite throughput              # needs inspect-ai and openai
 
 `gate`: two checkpoints answer the same questions, whose difficulties differ; the second is equal or
 worse. `throughput`: 500 questions with one sample each of the same local server, 32 at a time,
@@ -10,21 +10,20 @@ graded by equality; each arm twice, in turn, in a process of its own, imports no
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import resource
 import subprocess
-import sys
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from benchmarks import COMMAND
+
 QUESTIONS = 500
 CONNECTIONS = 32
 REPEATS = 2
@@ -161,25 +160,26 @@ def _inspect(url: str, folder: Path, rows: list[dict[str, Any]]) -> Any:
 
 def throughput() -> None:
     server = subprocess.Popen(
-        [sys.executable, __file__, "serve"], stdout=subprocess.PIPE, text=True
+        [*COMMAND, "evaluation_suite", "serve"], stdout=subprocess.PIPE, text=True
     )
     assert server.stdout is not None
     try:
         url = server.stdout.readline().strip()
         for name in ("ours", "inspect") * REPEATS:
             with tempfile.TemporaryDirectory() as folder:
-                command = [sys.executable, __file__, "arm", name, url, folder]
+                command = [*COMMAND, "evaluation_suite", "arm", name, url, folder]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 print(done.stdout.strip().splitlines()[-1], flush=True)
     finally:
         server.terminate()
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("what", choices=("gate", "throughput", "serve", "arm"))
     parser.add_argument("rest", nargs="*")
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
     if options.what == "arm":
         arm(options.rest[0], options.rest[1], Path(options.rest[2]))
     else:

@@ -1,6 +1,6 @@
 """The filter against repetition beside two usual methods: loops found, texts lost, speed.
 
-    python benchmarks/filters.py [--shared ../shared] [--repeats 3]
+    python -m benchmarks filters [--shared ../shared] [--repeats 3]
 
 The other methods are the compression ratio of the whole text and the rules of Gopher (Rae et al.
 2021, table A1, as datatrove applies them, with words as runs of letters and digits).
@@ -8,28 +8,25 @@ The other methods are the compression ratio of the whole text and the rules of G
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import random
 import re
-import sys
 import sysconfig
 import time
 import zlib
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from benchmarks.options import add_shared
 from data_builders.filters.repetition import find_repetition
 from posttrain.config.filters import RepetitionFilter
 from tests.data_builders.repetition_steps import STEPS, step_by_step
 from tests.data_builders.repetition_texts import honest_kinds, loops
 from tests.data_builders.spoken import SETS, labels, spoken
 
-ROOT = Path(__file__).resolve().parents[1]
 BASES = {"seen": (("reasoning_ma_content",), 3000), "unseen": (("lf_dpo_en", "lf_kto_en"), 1200)}
 LIMITS = RepetitionFilter()
 SHORTEST = 300  # characters of a text that the comparison looks at
@@ -87,13 +84,12 @@ METHODS: dict[str, Callable[[str], bool]] = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared")
+def add_arguments(parser: ArgumentParser) -> None:
+    add_shared(parser)
     parser.add_argument("--repeats", type=int, default=3, help="runs, of which the best counts")
-    options = parser.parse_args()
-    if not (options.shared / "data").is_dir():
-        parser.error(f"no data/ in {options.shared}")
+
+
+def main(options: Namespace) -> None:
     for line in report(options.shared, options.repeats):
         print(line, flush=True)
 
@@ -221,7 +217,3 @@ def _best(run: Callable[[], object], repeats: int) -> float:
         run()
         seconds.append(time.process_time() - start)
     return min(seconds)
-
-
-if __name__ == "__main__":
-    main()

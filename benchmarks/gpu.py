@@ -1,7 +1,7 @@
 """Checks of a GPU: training, packing, rollouts and QLoRA at small size, in eight minutes.
 
-    python benchmarks/gpu.py                       # make gpu-check; without a GPU at tiny size
-    python benchmarks/gpu.py --only masking,dpo --out gpu.json
+    python -m benchmarks gpu                       # make gpu-check; without a GPU at tiny size
+    python -m benchmarks gpu --only masking,dpo --out gpu.json
 
 Each check is a process of its own with a time limit, so that a crash or a full memory ends only
 that check. It passed, failed, or was not possible here, with the reason; the table and the JSON say
@@ -10,7 +10,6 @@ which, and with which versions. Model flops utilisation counts 6 flops a paramet
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -18,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,8 +26,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
-BENCHMARKS = ROOT / "benchmarks"
+from benchmarks import COMMAND
+from benchmarks.options import add_figures_file
+
 # dense bf16 flops a second, from the makers' data sheets
 PEAK_FLOPS = {
     "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12,
@@ -38,18 +39,18 @@ Figures = dict[str, float | str]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Check that runs one script, a line of the table.
+    """Check that runs one measurement, a line of the table.
 
     Attributes:
-        gpu: arguments of its script on a GPU.
+        gpu: arguments of its measurement on a GPU.
         cpu: arguments on a CPU; None where a CPU cannot run it.
-        judge: the script's JSON → whether it passed, and the figures to show. Its docstring is the
-            condition, shown where the check fails.
+        judge: the measurement's JSON → whether it passed, and the figures to show. Its docstring is
+            the condition, shown where the check fails.
         needs_gib: GPU memory that it cannot do without.
     """
 
     name: str
-    script: str
+    measurement: str
     gpu: tuple[str, ...]
     cpu: tuple[str, ...] | None
     judge: Callable[[dict[str, Any]], tuple[bool, Figures]]
@@ -124,22 +125,22 @@ def judge_loss(stats: dict[str, Any]) -> tuple[bool, Figures]:
 _SFT = ("--steps", "8")
 _GRPO = ("--rounds", "1", "--steps", "3")
 _DPO = ("--steps", "2")
-_MODELS = "gpu_models.py"
+_MODELS = "gpu_models"
 CHECKS = (
     Check("packed against alone, bf16", _MODELS, ("masking",), ("masking",), judge_masking),
     Check("SFT stage, launched", _MODELS, ("stage",), ("stage",), judge_loss),
     Check(
         "SFT, 0.5 B",
-        "sft_throughput.py",
+        "sft_throughput",
         gpu=("--shape", "0.5b", *_SFT),
         cpu=("--steps", "1", "--tokens", "2048"),
         judge=judge_sft,
         needs_gib=24,
     ),
-    Check("SFT, 1.5 B", "sft_throughput.py", ("--shape", "1.5b", *_SFT), None, judge_sft, 60),
+    Check("SFT, 1.5 B", "sft_throughput", ("--shape", "1.5b", *_SFT), None, judge_sft, 60),
     Check(
         "DPO step, 0.5 B",
-        "dpo_throughput.py",
+        "dpo_throughput",
         gpu=(*_DPO, "--mean", "512", "--micro", "4"),
         cpu=(*_DPO, "--mean", "16"),
         judge=judge_dpo,
@@ -147,7 +148,7 @@ CHECKS = (
     ),
     Check(
         "GRPO step, 0.5 B",
-        "grpo_step.py",
+        "grpo_step",
         gpu=(*_GRPO, "--prompts", "8", "--generations", "8", "--tokens", "256"),
         cpu=(*_GRPO, "--prompts", "2", "--generations", "4", "--tokens", "16", "--micro", "8"),
         judge=judge_grpo,
@@ -155,7 +156,7 @@ CHECKS = (
     ),
     Check(
         "decoding, 0.5 B",
-        "sampling_throughput.py",
+        "sampling_throughput",
         gpu=("--shape", "0.5b", "--count", "16", "--max-tokens", "256"),
         cpu=("--count", "4", "--samples", "4", "--max-tokens", "32"),
         judge=judge_decode,
@@ -181,9 +182,8 @@ def run_check(check: Check, work: Path, *, gpu_gib: float | None, limit: float) 
     out = work / "figures.json"
     out.unlink(missing_ok=True)
     started = time.monotonic()
-    command = [sys.executable, str(BENCHMARKS / check.script), *arguments, "--out", str(out)]
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    env = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+    command = [*COMMAND, check.measurement, *arguments, "--out", str(out)]
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     try:
         process = subprocess.run(
             command, capture_output=True, text=True, timeout=limit, env=env, check=False
@@ -236,13 +236,14 @@ def _figure_text(value: float | str) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the checks; 1 if one failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--only", help="words of the names of checks, with commas")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of one check")
-    parser.add_argument("--out", type=Path, help="also write the outcomes as JSON")
-    options = parser.parse_args(argv)
+    add_figures_file(parser)
+
+
+def main(options: Namespace) -> int:
+    """Run the checks; 1 if one failed."""
     words = [word.strip().lower() for word in (options.only or "").split(",") if word.strip()]
     chosen: list[Check] = []
     for check in CHECKS:
@@ -250,8 +251,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             chosen.append(check)
     if not chosen:
         names = ", ".join(check.name for check in CHECKS)
-        parser.error(f"--only {options.only}: the checks are {names}")
-    sys.path.insert(0, str(ROOT))
+        sys.exit(f"--only {options.only}: the checks are {names}")
     machine, gib = describe_machine()
     outcomes: list[Outcome] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -263,7 +263,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows = [asdict(outcome) for outcome in outcomes]
         options.out.write_text(json.dumps({**machine, "checks": rows}, indent=1) + "\n")
     return int(any(outcome.status == "failed" for outcome in outcomes))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,27 +1,29 @@
-"""Three checks of benchmarks/gpu.py that run our own parts: document masking, QLoRA, the SFT stage.
+"""Three checks of `gpu` that run our own parts: document masking, QLoRA, the SFT stage.
 
-    python benchmarks/gpu_models.py masking --out figures.json
-    python benchmarks/gpu_models.py qlora --out figures.json      # needs a GPU and bitsandbytes
-    python benchmarks/gpu_models.py stage --out figures.json      # through accelerate launch
+    python -m benchmarks gpu_models masking --out figures.json
+    python -m benchmarks gpu_models qlora --out figures.json      # needs a GPU and bitsandbytes
+    python -m benchmarks gpu_models stage --out figures.json      # through accelerate launch
 
 A check that this machine cannot run ends with "not possible here: …" on the last line of stderr.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import os
 import random
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from shapes import END, PAD, SHAPES, default_shape, random_model
 
+from benchmarks import ROOT
+from benchmarks.shapes import END, PAD, SHAPES, default_shape, random_model
 from posttrain.config.sft import AdapterConfig, ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.models.load import build_model
@@ -32,8 +34,6 @@ from posttrain.training.document_masking import (
     probe_document_masking,
 )
 from tests.models.tiny import TINY_HYBRID
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def masking(_work: Path) -> dict[str, Any]:
@@ -148,7 +148,11 @@ def _command(
         command += ["--config_file", str(ROOT / "recipes/accelerate" / launcher)]
     command += [str(ROOT / "scripts" / f"{script}.py"), "--config"]
     command += [str(ROOT / "recipes/tiny" / f"{recipe}.yaml"), *settings]
-    process = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+    # the folder has no packages of ours
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    process = subprocess.run(
+        command, cwd=work, env=environment, capture_output=True, text=True, check=False
+    )
     if process.returncode:
         lines = process.stderr.strip().splitlines() or ["no message"]
         sys.exit(f"{script}.py: {lines[-1]}")
@@ -157,15 +161,12 @@ def _command(
 CHECKS = {"masking": masking, "qlora": qlora, "stage": stage}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("check", choices=sorted(CHECKS))
     parser.add_argument("--out", type=Path, required=True, help="the figures as JSON")
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         figures = CHECKS[options.check](Path(folder))
     options.out.write_text(json.dumps(figures) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,9 +1,9 @@
 """Graders on labelled answers: phrasings, public cases, near misses, others' verdicts, speed.
 
-    python benchmarks/graders.py phrasings
-    python benchmarks/graders.py cases cases.json
-    python benchmarks/graders.py gsm8k ../shared/data/gsm8k_train.jsonl
-    python benchmarks/graders.py reasoning-gym ../shared/data/reasoning_gym_graded.jsonl
+    python -m benchmarks graders phrasings
+    python -m benchmarks graders cases cases.json
+    python -m benchmarks graders gsm8k ../shared/data/gsm8k_train.jsonl
+    python -m benchmarks graders reasoning-gym ../shared/data/reasoning_gym_graded.jsonl
 
 `cases` reads a JSON list of {"gold", "pred", "expected", "kind"}: the literals in the parametrised
 tests of huggingface/Math-Verify and huggingface/lighteval, which are not part of this repository.
@@ -12,12 +12,11 @@ A hash of a phrasing or case puts it in one of two halves; rules were written wi
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import itertools
 import json
-import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,11 @@ from typing import Any
 import yaml
 from math_verify import parse, verify
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from benchmarks import ROOT
 from reward.graders import GRADERS
 from tests.reward.graders.attempts import near_misses, prompt_of, values
 
-PHRASINGS = yaml.safe_load(Path(__file__).with_name("graders_phrasings.yaml").read_text("utf-8"))
+PHRASINGS = yaml.safe_load((ROOT / "tests/reward/graders/phrasings.yaml").read_text("utf-8"))
 NUMBERS = (
     "18", "7", "1", "240", "1,234", "12,500", "1,000,000", "0.5", "3.25", "-5",
     "-12", "0", "99", "100", "2024", "64", "31", "0.125", "365", "1,050",
@@ -185,13 +183,14 @@ def measure_reasoning_gym(file: Path) -> None:
     print_table(counts)
 
 
-def main() -> None:
-    """Run one measurement."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("what", choices=["phrasings", "cases", "gsm8k", "reasoning-gym"])
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--hide", choices=["seen", "unseen"], help="list no failure of this half")
-    arguments: Any = parser.parse_args()
+
+
+def main(arguments: Namespace) -> None:
+    """Run one measurement."""
     if arguments.what == "phrasings":
         measure_phrasings(arguments.hide)
     elif arguments.what == "cases":
@@ -200,7 +199,3 @@ def main() -> None:
         measure_gsm8k(arguments.file)
     else:
         measure_reasoning_gym(arguments.file)
-
-
-if __name__ == "__main__":
-    main()

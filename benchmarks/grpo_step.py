@@ -1,7 +1,7 @@
 """A GRPO step against plain TRL: seconds for the same prompts, rollouts, model and settings.
 
-    python benchmarks/grpo_step.py                 # a 0.5 B model on a GPU, a tiny one on CPU
-    python benchmarks/grpo_step.py --checkpoint runs/tiny/sft
+    python -m benchmarks grpo_step                 # a 0.5 B model on a GPU, a tiny one on CPU
+    python -m benchmarks grpo_step --checkpoint runs/tiny/sft
 
 The reward is a constant in both arms, so that only making rollouts and training on them is
 measured, and everything that comes with a step: metrics, and on our side every rollout on disk and
@@ -12,15 +12,14 @@ take turns, each in a process of its own.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +27,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from shapes import SHAPES, comparison_parser, random_model, write_figures
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -38,6 +36,8 @@ from transformers import (
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from benchmarks import COMMAND
+from benchmarks.shapes import SHAPES, add_comparison_arguments, random_model, write_figures
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
 from posttrain.group_rewards import Failure, Group, GroupRewards
@@ -112,7 +112,7 @@ def write_model(folder: Path, shape: str) -> None:
     random_model(shape).save_pretrained(str(folder))
 
 
-def make_prompts(args: argparse.Namespace) -> list[Prompt]:
+def make_prompts(args: Namespace) -> list[Prompt]:
     """Prompts of random words, as long as questions are."""
     rng = random.Random(0)
     prompts: list[Prompt] = []
@@ -123,7 +123,7 @@ def make_prompts(args: argparse.Namespace) -> list[Prompt]:
     return prompts
 
 
-def shared_arguments(args: argparse.Namespace) -> dict[str, Any]:
+def shared_arguments(args: Namespace) -> dict[str, Any]:
     """Trainer arguments of both arms."""
     return {
         "max_steps": args.steps,
@@ -137,7 +137,7 @@ def shared_arguments(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def run_ours(args: argparse.Namespace, work: Path) -> Result:
+def run_ours(args: Namespace, work: Path) -> Result:
     """Run our trainer."""
     raw = {
         "out": str(work),
@@ -162,7 +162,7 @@ def run_ours(args: argparse.Namespace, work: Path) -> Result:
     return Result("ours", clock.steps, tokens)
 
 
-def run_trl(args: argparse.Namespace, work: Path) -> Result:
+def run_trl(args: Namespace, work: Path) -> Result:
     """Run TRL's trainer as it is."""
     tokenizer = load_tokenizer(args.checkpoint)
     tokenizer.padding_side = "left"
@@ -201,14 +201,14 @@ def run_trl(args: argparse.Namespace, work: Path) -> Result:
 def run_arm(name: str, options: Sequence[str]) -> Result:
     """Run an arm in a process of its own."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, __file__, *options, "--arm", name, "--out", file.name]
+        command = [*COMMAND, "grpo_step", *options, "--arm", name, "--out", file.name]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return Result(**json.loads(Path(file.name).read_text()))
 
 
-def main() -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     on_gpu = torch.cuda.is_available()
-    parser = comparison_parser(__doc__)
+    add_comparison_arguments(parser)
     parser.add_argument("--checkpoint", type=Path, help="the policy; default: random weights")
     parser.add_argument("--prompts", type=int, default=16, help="a step")
     parser.add_argument("--generations", type=int, default=16)
@@ -217,8 +217,10 @@ def main() -> None:
     parser.add_argument("--micro", type=int, default=16, help="rollouts a micro-batch")
     parser.add_argument("--steps", type=int, default=4, help="the first one is not counted")
     parser.add_argument("--rounds", type=int, default=3, help="how often the arms take turns")
-    parser.add_argument("--arm", choices=["ours", "trl"], help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    parser.add_argument("--arm", choices=["ours", "trl"], help=SUPPRESS)
+
+
+def main(args: Namespace) -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -233,7 +235,7 @@ def main() -> None:
         compare(args)
 
 
-def compare(args: argparse.Namespace) -> None:
+def compare(args: Namespace) -> None:
     """Run all rounds, and print the ratio of the arms."""
     names = ("checkpoint", "prompts", "generations", "prompt_tokens", "tokens", "micro", "steps")
     options = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in names]
@@ -253,7 +255,3 @@ def compare(args: argparse.Namespace) -> None:
     rounds = ", ".join(f"{ratio:.3f}" for ratio in ratios)
     print(f"ours / trl   {statistics.median(ratios):.3f} (of each round: {rounds})")
     write_figures(args.out, results)
-
-
-if __name__ == "__main__":
-    main()

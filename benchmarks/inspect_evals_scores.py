@@ -1,6 +1,6 @@
 """A task of inspect_evals with tools: `inspect eval` and `posttrain eval` give the same scores.
 
-    python benchmarks/inspect_evals_scores.py runs/tiny/sft FOLDER     # needs the extra eval-suite
+    python -m benchmarks inspect_evals_scores runs/tiny/sft FOLDER     # needs the extra eval-suite
 
 The tiny model knows none of the task's tools, so a copy of it first learns ten written runs: a
 call, its result, an answer; every fifth answer is wrong. The task needs no network.
@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
 import yaml
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 TASK = "inspect_evals/agent_threat_bench_memory_poison"
 SCORER = "agent_threat_bench_scorer"
@@ -95,10 +93,17 @@ def written_runs(folder: Path, checkpoint: str) -> Path:
     return path
 
 
-def main(start: str, folder: Path) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("checkpoint", help="the model that learns the runs")
+    parser.add_argument("folder", type=Path, help="where to work")
+
+
+def main(options: Namespace) -> None:
     import inspect_ai
     from inspect_ai.scorer import value_to_float
 
+    start = options.checkpoint
+    folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
     source = {"name": "runs", "path": str(written_runs(folder, start)), "license": "MIT"}
     data_recipe = {
@@ -142,7 +147,3 @@ def main(start: str, folder: Path) -> None:
             f"of {n}: {equal_scores} scores and {equal_texts} texts are equal, {two_turns} have "
             "two turns"
         )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))

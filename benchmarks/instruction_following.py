@@ -1,6 +1,6 @@
 """IFEval's constraints: how many can be checked, and how far strict grading agrees with others.
 
-    NLTK_DATA=DIR python benchmarks/instruction_following.py ../shared/data/ifeval.jsonl
+    NLTK_DATA=DIR python -m benchmarks instruction_following ../shared/data/ifeval.jsonl
 
 Responses are made for each prompt from what it asks for, and then broken in six ways. Every
 constraint of every response is checked by the grader `ifeval`, by lm-eval (`pip install lm-eval`),
@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import json
 import re
-import sys
+from argparse import ArgumentParser, Namespace
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from reward.graders.constraints import check_constraints
 
@@ -164,8 +162,12 @@ def responses(row: Row) -> list[str]:
     ]
 
 
-def main(path: str) -> None:
-    rows = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, help="IFEval's rows")
+
+
+def main(options: Namespace) -> None:
+    rows = [json.loads(line) for line in options.file.read_text("utf-8").splitlines()]
     checkable: Counter[bool] = Counter()
     checkable_prompts = 0
     for row in rows:
@@ -207,7 +209,3 @@ def main(path: str) -> None:
     for judge, counts in outcomes.items():
         differing = dict(differences[judge])
         print(f"agreement with {judge}: {counts[True]} of {counts.total()}; {differing}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -1,7 +1,7 @@
 """Judging a step's rollouts against a slow server: time against the ideal, cost of the client.
 
-    python benchmarks/judging.py                      # 2,048 rollouts, 2 s a call, 256 connections
-    python benchmarks/judging.py --rollouts 256 --latency 0.5 --out judging.json
+    python -m benchmarks judging                      # 2,048 rollouts, 2 s a call, 256 connections
+    python -m benchmarks judging --rollouts 256 --latency 0.5 --out judging.json
 
 A server in a process of its own answers every call after exactly `--latency` seconds with a verdict
 of ordinary size. The client is the whole of RLHF's reward: prompts are written, sent, read, cached
@@ -11,7 +11,6 @@ could wait for all calls. CPU seconds are the client process's, user and system.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
@@ -20,14 +19,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from aiohttp import web
 
+from benchmarks import COMMAND
+from benchmarks.options import add_figures_file
 from posttrain.chat import parse_completion
 from posttrain.config.backend import ChatBackend
 from posttrain.config.judge import JudgeConfig, LengthConfig, PairingConfig
@@ -84,22 +84,23 @@ class Result:
     grown_mib: float
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Judging against a slow server.")
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rollouts", type=int, default=2048)
     parser.add_argument("--latency", type=float, default=2.0, help="seconds a call")
     parser.add_argument("--connections", type=int, default=256)
     parser.add_argument("--answer", type=int, default=1500, help="characters of a rollout's answer")
     parser.add_argument("--reasoning", type=int, default=4000, help="characters a judge reasons")
-    parser.add_argument("--out", type=Path, help="write the figures here")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    add_figures_file(parser)
+    parser.add_argument("--serve", action="store_true", help=SUPPRESS)
+
+
+def main(options: Namespace) -> None:
     if options.rollouts % GROUP:
-        parser.error(f"--rollouts: whole groups of {GROUP}")
+        sys.exit(f"--rollouts: whole groups of {GROUP}")
     if options.serve:
         asyncio.run(serve(options.latency, options.reasoning))
         return
-    command = [sys.executable, __file__, "--serve"]
+    command = [*COMMAND, "judging", "--serve"]
     command += [f"--latency={options.latency}", f"--reasoning={options.reasoning}"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
@@ -116,7 +117,7 @@ def main() -> None:
         options.out.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-async def measure(options: argparse.Namespace, url: str) -> Result:
+async def measure(options: Namespace, url: str) -> Result:
     """Measure one step's judging, from rollouts to rewards."""
     groups = rollouts(options.rollouts // GROUP, options.answer)
     backend = {"kind": "chat", "url": url, "model": "judge", "concurrency": options.connections}
@@ -216,7 +217,3 @@ async def serve(latency: float, reasoning: int) -> None:
     # nothing is ever written to it: it ends when the client does
     await asyncio.to_thread(sys.stdin.read)
     await runner.cleanup()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """Questions on long documents checked by another program, and SFT builds by length.
 
-    python benchmarks/long_context.py golds --tokenizer DIR [--lengths 4000 128000] [--count 70]
-    python benchmarks/long_context.py packs --tokenizer DIR [--lengths 4096 262144] [--tokens …]
+    python -m benchmarks long_context golds --tokenizer DIR [--lengths 4000 128000] [--count 70]
+    python -m benchmarks long_context packs --tokenizer DIR [--lengths 4096 262144] [--tokens …]
 
 golds: every family at every length; the gold is computed from the text by a program that shares
 nothing with the one that wrote it, and again without each needed document, where it has to differ.
@@ -12,20 +12,20 @@ rows: those of a build of one quarter, with start-up and first checks, are taken
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import yaml
-from process_tree import Cost, measured
 
+from benchmarks import ROOT
 from data_builders.synthesis.kinds import open_kind
 from data_builders.synthesis.long_documents import FAMILIES, LongQuestion
 from posttrain.config.load import validate
@@ -33,7 +33,6 @@ from posttrain.config.synthesize import SynthesizeConfig
 from posttrain.runs import read_artifact
 from tests.data_builders.synthesis import long_golds
 
-ROOT = Path(__file__).resolve().parents[1]
 _ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "OMP_NUM_THREADS": "1",
@@ -45,14 +44,23 @@ _DISTINCT = 2  # questions whose copies, each with its number, are the rows
 _ROOM = 256  # tokens of the question, the answer and the template
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Long documents: golds, and builds by length.")
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """CPU seconds of a command with its processes, and the resident bytes of its largest."""
+
+    cpu: float
+    resident: int
+
+
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("part", choices=("golds", "packs"))
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--lengths", type=int, nargs="+", default=_LENGTHS)
     parser.add_argument("--count", type=int, default=70, help="golds: questions of each length")
     parser.add_argument("--tokens", type=int, default=4_000_000, help="packs: of each length")
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
     if options.part == "golds":
         _check_golds(options.tokenizer, options.lengths, options.count)
     else:
@@ -122,7 +130,7 @@ def _measure_packs(tokenizer: str, lengths: list[int], tokens: int) -> None:
 
 
 def _peak(cost: Cost) -> str:
-    return f"{cost.largest.resident / 1e6:,.0f}"
+    return f"{cost.resident / 1e6:,.0f}"
 
 
 def _built(work: Path, tokenizer: str, length: int, rows: int) -> tuple[Cost, Cost, Cost]:
@@ -145,18 +153,26 @@ def _built(work: Path, tokenizer: str, length: int, rows: int) -> tuple[Cost, Co
     (work / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
     for name in ("out", "audit"):
         shutil.rmtree(work / name, ignore_errors=True)
-    costs: list[Cost] = []
-    commands = [
-        ["scripts/build_sft.py", "--config", str(work / "recipe.yaml")],
-        ["scripts/audit.py", str(work / "out"), f"out={work / 'audit'}"],
-        ["scripts/preview.py", str(work / "out")],
-    ]
-    for command in commands:
-        cost, _ = measured([sys.executable, *command], cwd=ROOT, env={**os.environ, **_ENVIRONMENT})
-        costs.append(cost)
-    build, audit, preview = costs
-    return build, audit, preview
+    return (
+        _cost_of("scripts/build_sft.py", "--config", str(work / "recipe.yaml")),
+        _cost_of("scripts/audit.py", str(work / "out"), f"out={work / 'audit'}"),
+        _cost_of("scripts/preview.py", str(work / "out")),
+    )
 
 
-if __name__ == "__main__":
-    main()
+def _cost_of(*command: str) -> Cost:
+    """Run Python. Returns what it and its processes cost; its output is shown if it fails."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, **_ENVIRONMENT},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        # of this command alone, its own children included; `getrusage` has those before it too
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            output.seek(0)
+            sys.exit(output.read())
+    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss << 10)

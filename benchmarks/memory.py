@@ -1,6 +1,6 @@
 """The memory plan of training: against the measured peak of small runs, and at the paper's size.
 
-    python benchmarks/memory.py [--only 0 3] [--paper] [--markdown out.md]
+    python -m benchmarks memory [--only 0 3] [--paper]
 
 Each small run trains for four steps on the CPU in processes of its own: DDP writes to its buckets
 for good from the third on. Measured is the largest resident size of the first process, as the
@@ -11,19 +11,18 @@ without weights.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+from benchmarks import COMMAND
 from posttrain.config.dpo import DpoConfig
 from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
@@ -181,21 +180,19 @@ def small_runs(only: Sequence[int]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Measure, or print the plans of the paper's size."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--only", type=int, nargs="+", default=range(len(RUNS)))
     parser.add_argument("--paper", action="store_true")
-    parser.add_argument("--markdown", type=Path)
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
+    """Measure, or print the plans of the paper's size."""
     if not MALLOC.items() <= os.environ.items():
-        arguments = [sys.executable, *sys.argv]
+        arguments = [*COMMAND, *sys.argv[1:]]
         os.execve(sys.executable, arguments, {**os.environ, **MALLOC})  # noqa: S606 - this command
     torch.set_num_threads(1)
     lines = paper_plans() if options.paper else small_runs(options.only)
     print(*lines, sep="\n")
-    if options.markdown:
-        options.markdown.write_text("\n".join(lines) + "\n")
 
 
 # https://huggingface.co/nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16/blob/main/config.json
@@ -251,7 +248,3 @@ def paper_plans() -> list[str]:
             numbers = " | ".join(f"{n / GIB:.1f}" for n in cells)
             lines.append(f"| {step} | {gpus} | {sharding} | {numbers} |")
     return lines
-
-
-if __name__ == "__main__":
-    main()

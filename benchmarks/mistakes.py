@@ -1,6 +1,6 @@
 """Twenty mistakes of a first hour: the message of each and its CPU seconds, as a table.
 
-    python benchmarks/mistakes.py
+    python -m benchmarks mistakes
 
 Every command runs in a process of its own, in a folder with a small world of rows and a tokenizer.
 """
@@ -13,9 +13,11 @@ import resource
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from benchmarks import ROOT
+
 OWN = ["--config", "own.yaml", "--dry-run"]
 TINY_DATA = ["--config", "tiny/build_sft", "--dry-run"]
 MISTAKES: list[tuple[str, list[str]]] = [
@@ -54,8 +56,9 @@ SHARES = OWN_RECIPE.replace(
 
 def write_world(folder: Path) -> None:
     """Rows, two recipes, a tokenizer with a template and one without, in `folder`."""
-    rows = ["families.maths={train: 80, heldout: 8}", "tokenizer.rows_per_family=80"]
-    run(folder, ["tiny_world", "--config", "tiny/world", *rows])
+    rows = "families.maths={train: 80, heldout: 8}"
+    status, message, _ = run(folder, ["tiny_world", "--config", "tiny/world", rows])
+    assert status == 0, message
     chats = [
         {
             "messages": [
@@ -95,7 +98,11 @@ def run(folder: Path, arguments: list[str]) -> tuple[int, str, float]:
     return process.returncode, process.stderr.strip() or process.stdout.strip(), seconds
 
 
-def main() -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add none."""
+
+
+def main(options: Namespace) -> None:
     print("| mistake | command | CPU seconds | message |\n|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         write_world(Path(folder))
@@ -104,7 +111,3 @@ def main() -> None:
             assert status != 0, f"{mistake} was taken"
             text = "<br>".join(message.replace("|", "\\|").splitlines())
             print(f"| {mistake} | `posttrain {' '.join(arguments)}` | {seconds:.2f} | {text} |")
-
-
-if __name__ == "__main__":
-    main()

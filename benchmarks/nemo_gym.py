@@ -1,6 +1,6 @@
 """Our verifiers beside those of NVIDIA's NeMo Gym, which run as its servers: who accepts what.
 
-    python benchmarks/nemo_gym.py mcqa http://127.0.0.1:8101 [--tasks 30] [--rows example.jsonl]
+    python -m benchmarks nemo_gym mcqa http://127.0.0.1:8101 [--tasks 30] [--rows example.jsonl]
 
 The same completions (`tests/reward/environments/attacks/`, without floods) go to our environment
 and, through the environment `gym_http`, to `/verify` of a resources server of a checkout of NVIDIA-
@@ -11,18 +11,15 @@ Servers that ask a judge are not compared: their verdict is the judge model's.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import importlib
 import json
 import random
-import sys
+from argparse import ArgumentParser, Namespace
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from posttrain.rollouts import Prompt, metadata_of
 from reward.environments import ENVIRONMENTS
@@ -324,16 +321,17 @@ def make_cases(
     ]
 
 
-def main() -> None:
-    """Print one server's figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("server", choices=[*MAKERS, "reasoning_gym", "instruction_following"])
     parser.add_argument("url")
     parser.add_argument("--tasks", type=int, default=30)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--without", nargs="*", default=[], help="constraints of NVIDIA's")
     parser.add_argument("--seed", type=int, default=5)
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
+    """Print one server's figures."""
     task_rows: list[Fields] = []
     if options.rows:
         task_rows = [json.loads(line) for line in options.rows.read_text("utf-8").splitlines()]
@@ -341,7 +339,3 @@ def main() -> None:
         task_rows = gym_rows(options.server, options.tasks, options.seed)
     cases = make_cases(options.server, task_rows, seed=options.seed, without=options.without)
     asyncio.run(compare(options.server, options.url.rstrip("/"), cases))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,24 +2,26 @@
 
 Both are measured on the same held-out rows of the SFT data.
 
-    python benchmarks/quantization.py --checkpoint DIR --data SFT_DATA --other SFT_DATA --draws 3
+    python -m benchmarks quantization --checkpoint DIR --data SFT_DATA --other SFT_DATA --draws 3
 """
 
-import argparse
 import json
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from posttrain.evaluation.intervals import ratio, welch
 from posttrain.models.inference import load_for_inference
-from posttrain.quantization.measure import measure
-from posttrain.quantization.rows import draw_sequences
-from posttrain.quantization.simulate import Simulated
 
 
 def kl_by_component(
     checkpoint: str, calibration: Path, data: Path, *, samples: int, rows: int, seed: int
 ) -> dict[str, float]:
     """KL, in 10⁻³ nats a trained token, with only one component in FP8, and with all of them."""
+    # imported here, so that `--help` works without ModelOpt
+    from posttrain.quantization.measure import measure
+    from posttrain.quantization.rows import draw_sequences
+    from posttrain.quantization.simulate import Simulated
+
     model = load_for_inference(
         checkpoint,
         dtype="float32",
@@ -41,15 +43,16 @@ def mean_text(draws: list[float]) -> str:
     return f"{mean.value:.3f} ({mean.low:.3f} … {mean.high:.3f})"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--data", type=Path, required=True, help="SFT data of the model")
     parser.add_argument("--other", type=Path, required=True, help="SFT data of other text")
     parser.add_argument("--draws", type=int, default=3)
     parser.add_argument("--samples", type=int, default=32, help="calibrating sequences of a draw")
     parser.add_argument("--rows", type=int, default=5, help="held-out rows")
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
     draws: dict[str, list[dict[str, float]]] = {"data": [], "other": []}
     for source, figures in draws.items():
         for seed in range(options.draws):
@@ -71,7 +74,3 @@ def main() -> None:
             f"{name}: SFT data {mean_text(sft_draws)}, other text {mean_text(other_draws)}, "
             f"other less SFT {low:.3f} … {high:.3f}"
         )
-
-
-if __name__ == "__main__":
-    main()

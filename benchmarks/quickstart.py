@@ -1,6 +1,6 @@
 """Effects of the quickstart by seeds × CPU kernels; `posttrain report runs/tiny` shows one run.
 
-    python benchmarks/quickstart.py --out runs/effects --seeds 0 1 2 --kernels default avx2
+    python -m benchmarks quickstart --out runs/effects --seeds 0 1 2 --kernels default avx2
 
 Runs `posttrain quickstart` for every cell, then RLHF without length control. Cells share the data
 that no seed decides; kernels (ATEN_CPU_CAPABILITY: `default` is PyTorch's without AVX2) stand in
@@ -10,19 +10,17 @@ again.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from benchmarks import ROOT
 from posttrain.pages.chain import chain_nodes, effect_lines
 from posttrain.pages.effects import Effect, chain_effects
 
-ROOT = Path(__file__).resolve().parents[1]
 RUNS = Path("runs/tiny")  # inside the folder of a cell, as the recipes have it
 SHARED = ("world", "sft_data", "judgements", "genrm_sft_data", "genrm_data")
 NO_CONTROL = [
@@ -115,15 +113,16 @@ def build_shared(folder: Path, *, size: str) -> Path:
     return folder / RUNS
 
 
-def main() -> None:
-    """Show one run, or run what is missing of many and print their tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/effects"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--kernels", nargs="+", default=["default"])
     parser.add_argument("--size", default="", choices=["", "full"], help="full: as `make tiny`")
     parser.add_argument("--jobs", type=int, default=2, help="stages at a time")
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
+    """Show one run, or run what is missing of many and print their tables."""
     shared = build_shared(options.out / "shared", size=options.size)
     cells: dict[str, list[Effect]] = {}
     for seed in options.seeds:
@@ -137,7 +136,3 @@ def main() -> None:
             lines = "\n".join(effect_lines(cells[name]))
             print(f"\n{name}: {minutes:.1f} CPU minutes\n{lines}", flush=True)
     print(table(cells))
-
-
-if __name__ == "__main__":
-    main()

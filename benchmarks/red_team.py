@@ -1,6 +1,6 @@
 """Wrong answers that verifiers accept and right ones that they refuse, by environment.
 
-    python benchmarks/red_team.py [--tasks 60] [--half second] [--seed 1] [environment …]
+    python -m benchmarks red_team [--tasks 60] [--half second] [--seed 1] [environment …]
 
 Every attack form is in one of two halves (a checksum of its name): the verifiers were hardened with
 the first in view, the second was kept back. What it showed was repaired; "later" forms were written
@@ -12,15 +12,11 @@ Mutants of programs that pass the task's own tests when simply run are left out.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 import time
 import zlib
+from argparse import ArgumentParser, Namespace
 from collections import Counter, defaultdict
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from posttrain.evaluation.intervals import wilson
 from posttrain.rollouts import Prompt
@@ -109,19 +105,16 @@ def rate(count: int, total: int) -> str:
     return f"{count} of {total}: {count / total:.2%} [{low:.2%}, {high:.2%}]"
 
 
-def main() -> None:
-    """Print a table in Markdown."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("environments", nargs="*", default=list(ENVIRONMENTS))
     parser.add_argument("--tasks", type=int, default=60)
     parser.add_argument("--half", choices=list(HALVES), default="all")
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
+    """Print a table in Markdown."""
     print("| environment | gold passes | false accepts | false rejects | unscored | speed |")
     print("|---|---|---|---|---|---|")
     for name in options.environments:
         asyncio.run(measure(name, tasks=options.tasks, half=options.half, seed=options.seed))
-
-
-if __name__ == "__main__":
-    main()

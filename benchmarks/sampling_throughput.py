@@ -1,9 +1,9 @@
 """Sampling in process against transformers' own generate: new tokens a second, same model and load.
 
-    python benchmarks/sampling_throughput.py                      # a tiny random model
-    python benchmarks/sampling_throughput.py --checkpoint runs/tiny/sft --prompts …/prompts.jsonl
-    python benchmarks/sampling_throughput.py --checkpoint PATH --arms ours,generate --out a.json
-    python benchmarks/sampling_throughput.py --model DIR --threads 1 --repeat 2   # a real model
+    python -m benchmarks sampling_throughput                      # a tiny random model
+    python -m benchmarks sampling_throughput --checkpoint runs/tiny/sft --prompts …/prompts.jsonl
+    python -m benchmarks sampling_throughput --checkpoint PATH --arms ours,generate --out a.json
+    python -m benchmarks sampling_throughput --model DIR --threads 1 --repeat 2   # a real model
 
 Arms: `ours` is the in-process backend; `generate` is transformers' generate in batches of the same
 size, prompts in order, on the model as transformers loads it; `continuous` is its continuous
@@ -14,21 +14,18 @@ take turns, so that other work on the machine slows them alike.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import random
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import torch
-from shapes import SHAPES, peak_gib, random_model, write_figures
 from transformers import (
     AutoModelForCausalLM,
     ContinuousBatchingConfig,
@@ -36,6 +33,8 @@ from transformers import (
     PreTrainedModel,
 )
 
+from benchmarks.options import add_figures_file
+from benchmarks.shapes import SHAPES, peak_gib, random_model, write_figures
 from posttrain.chat import render
 from posttrain.config.backend import TransformersBackend
 from posttrain.models.inference import generation_stops, load_for_inference
@@ -233,9 +232,7 @@ def measure(arm: str, model: PreTrainedModel, load: Load) -> Result:
     )
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--checkpoint", help="a directory or hub id; default: random weights")
     parser.add_argument("--model", help="a chat model: 32 uneven questions in place of --prompts")
     parser.add_argument("--repeat", type=int, default=1, help="rounds in which the arms take turns")
@@ -247,13 +244,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--threads", type=int, help="of the processor; default: torch's")
     parser.add_argument("--arms", default="ours,generate", help=f"of {', '.join(ARMS)}")
-    parser.add_argument("--out", type=Path, help="also write the figures as JSON")
-    return parser.parse_args(argv)
+    add_figures_file(parser)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(options: Namespace) -> None:
     """Measure each arm; print a table, and write JSON if asked to."""
-    options = parse(argv)
     if options.prompts and not options.checkpoint:
         sys.exit("--prompts are rendered with a checkpoint's template: give --checkpoint too")
     if options.threads:
@@ -298,7 +293,3 @@ def main(argv: Sequence[str] | None = None) -> None:
             flush=True,
         )
     write_figures(options.out, results)
-
-
-if __name__ == "__main__":
-    main()

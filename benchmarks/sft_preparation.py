@@ -1,8 +1,8 @@
 """SFT preparation: ours with either library against TRL's and against the tokenizer alone.
 
-    python benchmarks/sft_preparation.py                      # the tiny world, written anew
-    python benchmarks/sft_preparation.py --tokenizer DIR --rows long.jsonl --rows short.jsonl:2532
-    python benchmarks/sft_preparation.py --model DIR --rows gsm8k_train.jsonl --counts 5 1500 7473
+    python -m benchmarks sft_preparation                      # the tiny world, written anew
+    python -m benchmarks sft_preparation --tokenizer DIR --rows long.jsonl --rows short.jsonl:2532
+    python -m benchmarks sft_preparation --model DIR --rows gsm8k_train.jsonl --counts 5 1500 7473
 
 Ours reads, converts, filters (structure, repetition, narratives), controls reasoning, renders,
 tokenises, masks, packs and writes. TRL's is `SFTTrainer._prepare_dataset` on the rows that ours
@@ -11,7 +11,7 @@ alone; without masks as well, which is less than ours does. (Of several turns wi
 makes a sequence each, TRL one in all: compare rows of one turn.) It is given a data set that was
 read already, and nothing of it is written but what `datasets` writes itself. The floor is the
 library's batch call on the rendered texts. Every run is a process of its own with one thread;
-figures are of the run with the fewest CPU seconds. The last table is that of `sft_turns.py`.
+figures are of the run with the fewest CPU seconds.
 
 With `--model` it is what a user waits for: the command `posttrain build_sft` from its start to its
 report, with a model's own tokenizer and template and nothing set but the length of packs, against
@@ -20,7 +20,6 @@ TRL's preparation, without the start of its process and with it.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -28,14 +27,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import yaml
 
+from benchmarks import ROOT
 from data_builders.rows.read import read_examples
 from data_builders.sft.prepare import Preparer, prepare
 from posttrain.config.build_sft import BuildSftConfig
@@ -46,9 +45,6 @@ from posttrain.tokens.renderer import load_data_renderer
 from posttrain.tokens.tokenizer import load_any_tokenizer
 from posttrain.versions import package_versions
 
-ROOT = Path(__file__).resolve().parents[1]
-ARMS = Path(__file__).with_name("sft_preparation_arms.py")
-TURNS = Path(__file__).with_name("sft_turns.py")
 NARRATIVES = ROOT / "recipes" / "nemotron-3-nano" / "narratives.yaml"
 Stats = dict[str, Any]
 _TINY_ROWS = 500  # of each family
@@ -60,27 +56,9 @@ COMPARED = (
     "floor, tiktoken",
     "floor, tokenizers",
 )
-STEPS = (
-    "hash the input",
-    "read",
-    "convert",
-    "filters",
-    "reasoning control",
-    "render",
-    "tokenise",
-    "mask",
-    "write parts",
-    "plan and audit",
-    "pack",
-    "write",
-    "other",
-)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rows", action="append", help="FILE or FILE:COUNT, in any dialect")
     parser.add_argument("--tokenizer", help="a directory or a hub id")
     parser.add_argument("--capacity", type=int, default=32_768, help="tokens of a pack")
@@ -88,9 +66,11 @@ def main() -> None:
     parser.add_argument("--model", help="a model's directory: the whole command, on --rows")
     parser.add_argument("--pad-token", help="of --model, where its pad ends a turn")
     parser.add_argument("--counts", type=int, nargs="+", default=[5, 1500], help="rows, of --model")
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
     if options.model and not options.rows:
-        parser.error("--model needs --rows")
+        sys.exit("--model needs --rows")
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         if options.model:
@@ -101,13 +81,10 @@ def main() -> None:
         if not rows:
             rows, tokenizer = tiny_world(work / "world")
         make_inputs(work, rows, tokenizer, options.capacity)
-        text = "\n".join(tables(work, options.repeats, rows))
-        turns = (str(work / "rows.jsonl"), "--repeats", str(options.repeats), "--tokenizer")
-        text += "\n\n" + run(TURNS, *turns, tokenizer).strip()
-    print(text)
+        print("\n".join(tables(work, options.repeats, rows)))
 
 
-def whole_commands(work: Path, options: argparse.Namespace) -> Iterator[str]:
+def whole_commands(work: Path, options: Namespace) -> Iterator[str]:
     """Lines of a table of the command and of TRL's preparation, by the number of rows."""
     yield "| rows | tokens | ours: the command | TRL's preparation | ours ÷ TRL's | its process |"
     yield "|---|---|---|---|---|---|"
@@ -120,9 +97,9 @@ def whole_commands(work: Path, options: argparse.Namespace) -> Iterator[str]:
         for _ in range(options.repeats):
             shutil.rmtree(folder / "out", ignore_errors=True)
             before = sum(os.times()[2:4])  # of finished child processes
-            run(ROOT / "scripts" / "build_sft.py", "--config", str(folder / "recipe.yaml"))
+            run("scripts/build_sft.py", "--config", str(folder / "recipe.yaml"))
             command_seconds.append(sum(os.times()[2:4]) - before)
-            trl_stats.append(json.loads(run(ARMS, "TRL, no masks", str(folder)).splitlines()[-1]))
+            trl_stats.append(run_arm("TRL, no masks", folder))
         command = min(command_seconds)
         preparation = min(stats["cpu"] for stats in trl_stats)
         process = min(stats["process"] for stats in trl_stats)
@@ -132,7 +109,7 @@ def whole_commands(work: Path, options: argparse.Namespace) -> Iterator[str]:
         )
 
 
-def make_plain_inputs(folder: Path, options: argparse.Namespace, count: int) -> int:
+def make_plain_inputs(folder: Path, options: Namespace, count: int) -> int:
     """Write rows of messages for both, a recipe that sets nothing else, and the model's template.
 
     Returns:
@@ -154,7 +131,9 @@ def make_plain_inputs(folder: Path, options: argparse.Namespace, count: int) -> 
     if options.pad_token is not None:
         recipe["tokenizer"]["pad_token"] = options.pad_token
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
-    rendered = [tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows]
+    rendered: list[Any] = [
+        tokenizer.apply_chat_template(row["messages"], tokenize=False) for row in rows
+    ]
     return sum(map(len, tokenizer(rendered, add_special_tokens=False)["input_ids"]))
 
 
@@ -240,8 +219,14 @@ def _trl_row(example: Example) -> Stats:
     return row | {"chat_template_kwargs": {"enable_thinking": thinking}}
 
 
-def run(program: Path, *arguments: str) -> str:
-    """Run a program with one thread. Returns what it prints."""
+def run_arm(arm: str, work: Path) -> Stats:
+    """Stats of an arm, run once in a process of its own."""
+    output = run("-m", "benchmarks", "sft_preparation_arms", arm, str(work))
+    return json.loads(output.splitlines()[-1])
+
+
+def run(*arguments: str) -> str:
+    """Run Python with one thread. Returns what it prints."""
     threads = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     env = {
         **os.environ,
@@ -249,7 +234,7 @@ def run(program: Path, *arguments: str) -> str:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
     }
-    command = [sys.executable, str(program), *arguments]
+    command = [sys.executable, *arguments]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(done.stderr)
@@ -264,7 +249,7 @@ def best(work: Path, arms: Sequence[str], repeats: int) -> dict[str, Stats]:
     cheapest: dict[str, Stats] = {}
     for _ in range(repeats):
         for arm in arms:
-            stats: Stats = json.loads(run(ARMS, arm, str(work)).splitlines()[-1])
+            stats: Stats = run_arm(arm, work)
             if arm not in cheapest or stats["cpu"] < cheapest[arm]["cpu"]:
                 cheapest[arm] = stats
     return cheapest
@@ -284,9 +269,6 @@ def tables(work: Path, repeats: int, rows: Sequence[str]) -> Iterator[str]:
     )
     yield ""
     yield from arm_table(stats_by_arm)
-    yield ""
-    timed = best(work, ("steps, tiktoken", "steps, tokenizers"), repeats)
-    yield from step_table(timed, stats_by_arm)
 
 
 def arm_table(stats_by_arm: Mapping[str, Stats]) -> Iterator[str]:
@@ -300,26 +282,3 @@ def arm_table(stats_by_arm: Mapping[str, Stats]) -> Iterator[str]:
             f"| {stats['tokens'] / stats['cpu'] / 1e6:.2f} | {reference / stats['cpu']:.2f} "
             f"| {stats['peak']:.0f} ({stats['start']:.0f}) |"
         )
-
-
-def step_table(timed: Mapping[str, Stats], stats_by_arm: Mapping[str, Stats]) -> Iterator[str]:
-    """Lines of a table of our CPU seconds by step, beside those of the floors.
-
-    Args:
-        timed: stats of the arms whose steps were timed.
-    """
-    yield "| step | tiktoken: CPU s | of its floor | tokenizers: CPU s | of its floor |"
-    yield "|---|---|---|---|---|"
-    floors = [stats_by_arm[f"floor, {name}"]["cpu"] for name in ("tiktoken", "tokenizers")]
-    for step in (*STEPS, "all"):
-        cells: list[str] = []
-        for stats, floor in zip(timed.values(), floors, strict=True):
-            seconds = stats["steps"].get(step, 0.0)
-            if step == "all":
-                seconds = sum(stats["steps"].values())
-            cells.append(f"{seconds:.3f} | {seconds / floor:.0%}")
-        yield f"| {step} | {' | '.join(cells)} |"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""One arm of `sft_preparation.py` in a process of its own: runs it once, prints its cost.
+"""One arm of `sft_preparation` in a process of its own: runs it once, prints its cost.
 
     {"cpu": 1.71, "wall": 1.74, "setup": 2.9, "start": 412.1, "peak": 520.8, "sequences": 2991, …}
 
@@ -8,41 +8,34 @@ of the resident set then and at its largest. One thread each: every library is t
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import shutil
-import sys
 import time
-from collections.abc import Callable, Iterator
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import datasets
 import pyarrow as pa
 from rich.console import Console
 
-from data_builders.filters.screen import Screen
 from data_builders.progress import Stages
-from data_builders.rows import read
 from data_builders.rows.inputs import scan_inputs
 from data_builders.rows.parts import PART_BYTES
-from data_builders.sft import part, prepare, shards
 from data_builders.sft.audit import audit_sources
 from data_builders.sft.part import WorkerState, prepare_sources
 from data_builders.sft.plan import plan_build
 from data_builders.sft.preflight import first_texts
-from data_builders.sft.prepared import PartWriter
 from data_builders.sft.shards import write_splits
 from data_builders.workers import Serial
 from posttrain.chat import profile_of
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe
-from posttrain.tokens.renderer import DataRenderer, load_data_renderer
+from posttrain.tokens.renderer import load_data_renderer
 from posttrain.tokens.supervision import Marks
 from posttrain.tokens.tokenizer import Backend, encoder_of, load_any_tokenizer
 
@@ -52,11 +45,12 @@ Arm = Callable[[Path], Callable[[], Callable[[], Stats]]]
 _BATCH = 128  # texts encoded in one call by the floors
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("arm", choices=sorted(ARMS))
     parser.add_argument("work", type=Path)
-    options = parser.parse_args()
+
+
+def main(options: Namespace) -> None:
     pa.set_cpu_count(1)
     datasets.disable_caching()
     datasets.disable_progress_bars()
@@ -84,7 +78,7 @@ def _resident() -> float:
     return 0.0
 
 
-def ours(backend: Backend, *, steps: bool = False) -> Arm:
+def ours(backend: Backend) -> Arm:
     """Arm of the work of `scripts/build_sft.py` between the tokenizer and the manifest."""
 
     def set_up(work: Path) -> Callable[[], Callable[[], Stats]]:
@@ -93,19 +87,13 @@ def ours(backend: Backend, *, steps: bool = False) -> Arm:
             recipe.tokenizer, first_texts(recipe, Path(".")), backend=backend
         )
         profile_of(renderer.template)
-        clock = Clock() if steps else None
-        if clock is not None:
-            clock.watch(type(renderer))
         state = WorkerState(recipe, lambda: (renderer, None))
         for source in recipe.sources:
             state.preparer(source)
         out = work / f"out-{backend}"
         shutil.rmtree(out, ignore_errors=True)
         (out / "work").mkdir(parents=True)
-        if clock is None:
-            return lambda: build(out, recipe, renderer.marks, state)
-        clock.start()
-        return lambda: clock.stopped(build(out, recipe, renderer.marks, state))
+        return lambda: build(out, recipe, renderer.marks, state)
 
     return set_up
 
@@ -124,7 +112,7 @@ def build(
             parts,
             out / "work" / "parts",
             tokens={},
-            scratch="benchmark",
+            build_id="benchmark",
             executor=executor,
             stages=stages,
         )
@@ -137,91 +125,6 @@ def build(
 
 
 _COUNTED = ("sequences", "tokens", "trained", "packs")
-
-
-class Clock:
-    """CPU seconds of each step by itself, from functions wrapped where they are called.
-
-    A step that runs inside another is taken out of it. Two clock calls a function are measured
-    along: the steps of a run add up to a little more than one without the clock.
-    """
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._stack = ["other"]
-        self._since = 0.0
-
-    def start(self) -> None:
-        """Forget the seconds so far."""
-        self.seconds = {}
-        self._since = time.process_time()
-
-    def stopped(self, count: Callable[[], Stats]) -> Callable[[], Stats]:
-        """The count with the seconds by step."""
-        self.turn("end")
-        return lambda: {**count(), "steps": self.seconds}
-
-    def turn(self, step: str | None) -> None:
-        """Book the time since the last turn; go into a step, or out of it (`None`)."""
-        instant = time.process_time()
-        current_step = self._stack[-1]
-        seconds = self.seconds.get(current_step, 0.0)
-        self.seconds[current_step] = seconds + instant - self._since
-        self._since = instant
-        self._stack.append(step) if step is not None else self._stack.pop()
-
-    def wrap(self, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Function with its time booked under a step."""
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            self.turn(step)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.turn(None)
-
-        return timed
-
-    def wrap_rows(self, step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Function that returns an iterator, with the time of each item booked under a step."""
-
-        def timed(*args: Any, **kwargs: Any) -> Iterator[Any]:
-            items = iter(function(*args, **kwargs))
-            while True:
-                self.turn(step)
-                try:
-                    item = next(items)
-                except StopIteration:
-                    return
-                finally:
-                    self.turn(None)
-                yield item
-
-        return timed
-
-    def watch(self, renderer: type[DataRenderer]) -> None:
-        """Wrap every step of a build."""
-        this_module = sys.modules[__name__]
-        for module, name, step in (
-            (this_module, "scan_inputs", "hash the input"),
-            (read, "structural_drop", "filters"),
-            (Screen, "__call__", "filters"),
-            (prepare, "control_reasoning", "reasoning control"),
-            (prepare, "_render", "render"),
-            (prepare, "encode_samples", "mask"),
-            (renderer, "encode", "tokenise"),
-            (PartWriter, "write", "write parts"),
-            (this_module, "plan_build", "plan and audit"),
-            (this_module, "audit_sources", "plan and audit"),
-            (shards, "pack_split", "pack"),
-            (this_module, "write_splits", "write"),
-        ):
-            setattr(module, name, self.wrap(step, getattr(module, name)))
-        for module, name, step in (
-            (part, "open_part", "read"),
-            (part, "examples_of", "convert"),
-        ):
-            setattr(module, name, self.wrap_rows(step, getattr(module, name)))
 
 
 def trl(*, masks: bool) -> Arm:
@@ -303,13 +206,8 @@ def floor(backend: Literal["tokenizers", "tiktoken"]) -> Arm:
 ARMS: dict[str, Arm] = {
     "ours, tiktoken": ours("tiktoken"),
     "ours, tokenizers": ours("tokenizers"),
-    "steps, tiktoken": ours("tiktoken", steps=True),
-    "steps, tokenizers": ours("tokenizers", steps=True),
     "TRL": trl(masks=True),
     "TRL, no masks": trl(masks=False),
     "floor, tiktoken": floor("tiktoken"),
     "floor, tokenizers": floor("tokenizers"),
 }
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """Packed against padded SFT: real tokens a second, peak memory, fill; same model, same sequences.
 
-    python benchmarks/sft_throughput.py                 # a 0.5 B model on a GPU, a tiny one on CPU
-    python benchmarks/sft_throughput.py --data runs/tiny/sft_data --steps 10
-    python benchmarks/sft_throughput.py --model DIR --data DATA --capacity 2048 --tokens 2048
+    python -m benchmarks sft_throughput                 # a 0.5 B model on a GPU, a tiny one on CPU
+    python -m benchmarks sft_throughput --data runs/tiny/sft_data --steps 10
+    python -m benchmarks sft_throughput --model DIR --data DATA --capacity 2048 --tokens 2048
 
 Arms: `padded` is one sequence a row through TRL's collator; `trl packed` is TRL's best-fit packing,
 the micro-batch flattened into one row; `ours` is the layout that `document_masking: auto` chooses.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,19 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from shapes import PAD, SHAPES, comparison_parser, peak_gib, random_model, write_figures
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from trl.data_utils import pack_dataset
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 from trl.trainer.utils import add_fused_lm_head
 
+from benchmarks.shapes import (
+    PAD,
+    SHAPES,
+    add_comparison_arguments,
+    peak_gib,
+    random_model,
+    write_figures,
+)
 from posttrain.models.load import CPU_VARLEN
 from posttrain.tokens import pack_lengths
 from posttrain.training.cpu_attention import use_cpu_varlen
@@ -170,7 +178,7 @@ def take_turns(
     our_forward = model.forward
     assert use_cpu_varlen(model)
 
-    def best_fit(pack: dict[str, Any]) -> list[dict[str, Any]]:
+    def best_fit(pack: dict[str, Any]) -> list[Any]:
         return list(pack_dataset(Dataset.from_list(unpacked(pack)), args.capacity, "bfd"))
 
     def whole(pack: dict[str, Any]) -> list[dict[str, Any]]:
@@ -235,15 +243,18 @@ def build(shape: str, longest: int, path: Path | None = None) -> PreTrainedModel
     return model.train()
 
 
-def main() -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     on_gpu = torch.cuda.is_available()
-    parser = comparison_parser(__doc__)
+    add_comparison_arguments(parser)
     parser.add_argument("--data", type=Path, help="an sft_data artifact; default: synthetic")
     parser.add_argument("--model", type=Path, help="a model's folder, on a CPU; default: random")
     parser.add_argument("--capacity", type=int, default=8192 if on_gpu else 1024)
     parser.add_argument("--tokens", type=int, default=32768 if on_gpu else 4096)
     parser.add_argument("--steps", type=int, default=20 if on_gpu else 3)
-    args = parser.parse_args()
+
+
+def main(args: Namespace) -> None:
+    on_gpu = torch.cuda.is_available()
     if not on_gpu:
         print("no GPU: with one, this measures a 0.5 B model in bf16 with varlen kernels.")
         print("Now in fp32 on a CPU, where TRL's packed arm masks over the whole micro-batch.")
@@ -280,9 +291,5 @@ def run_arms(rows: list[dict[str, list[int]]], args: Any) -> Iterator[Result]:
     )
     padded = DataCollatorForLanguageModeling(pad_token_id=PAD)
     yield measure("trl padded", build(args.shape, args.capacity), padded, rows, args)
-    packed = list(pack_dataset(Dataset.from_list(rows), args.capacity, "bfd"))
+    packed: list[Any] = list(pack_dataset(Dataset.from_list(rows), args.capacity, "bfd"))
     yield measure("trl packed", build(args.shape, args.capacity), padding_free, packed, args)
-
-
-if __name__ == "__main__":
-    main()

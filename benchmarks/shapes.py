@@ -6,9 +6,9 @@ default_shape()                  # "0.5b" on a GPU, else "tiny"
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
+from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, set_seed
 
+from benchmarks.options import add_figures_file
 from posttrain.models.load import build_model, choose_attention
 from posttrain.versions import package_versions
 
@@ -60,12 +61,10 @@ def random_model(shape: str, *, positions: int = 8192) -> PreTrainedModel:
     return model
 
 
-def comparison_parser(docstring: str | None) -> argparse.ArgumentParser:
-    """Parser with the first line of a script's docstring, `--shape` and `--out`."""
-    parser = argparse.ArgumentParser(description=(docstring or "").partition("\n")[0])
+def add_comparison_arguments(parser: ArgumentParser) -> None:
+    """Add `--shape` and `--out`."""
     parser.add_argument("--shape", choices=sorted(SHAPES), default=default_shape())
-    parser.add_argument("--out", type=Path, help="also write the figures as JSON")
-    return parser
+    add_figures_file(parser)
 
 
 def write_figures(out: Path | None, results: Sequence[Any], **about: Any) -> None:

@@ -1,6 +1,6 @@
 """Shardings × models × full or LoRA × methods on two CPU processes against one process.
 
-    python benchmarks/sharding.py [--sharding fsdp2 zero3 …] [--method sft …] [--markdown out.md]
+    python -m benchmarks sharding [--sharding fsdp2 zero3 …] [--method sft …]
 
 Each cell trains four steps on tiny data under the shipped recipes/accelerate file (its sharding
 keys; gloo, float32) and is compared with the same recipe on one process: the largest difference of
@@ -10,32 +10,28 @@ again and must end with the bytes of the undisturbed run. A cell that is refused
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from argparse import ArgumentParser, Namespace
 from itertools import product
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
 from tests.training.matrix import METHODS, MODELS, SHARDINGS, Cells
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run the matrix and print it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--sharding", nargs="+", default=SHARDINGS, choices=SHARDINGS)
     parser.add_argument("--model", nargs="+", default=MODELS, choices=MODELS)
     parser.add_argument("--method", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--tuning", nargs="+", default=("full", "lora"))
     parser.add_argument("--no-kill", action="store_true")
-    parser.add_argument("--markdown", type=Path)
-    options = parser.parse_args(argv)
+
+
+def main(options: Namespace) -> None:
+    """Run the matrix and print it."""
     torch.set_num_threads(1)
     lines = [
         "| sharding | model | tuned | method | loss | weights | resumed |",
@@ -61,9 +57,3 @@ def main(argv: Sequence[str] | None = None) -> None:
                 text = f"{reason} | |"
             lines.append(f"| {sharding} | {model} | {tuned} | {method} | {text} |")
             print(lines[-1], f"{time.perf_counter() - started:.1f} s", flush=True)
-    if options.markdown:
-        options.markdown.write_text("\n".join(lines) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -21,11 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.config.command import terminate
 from posttrain.config.load import nearest
-from posttrain.config.recipe_files import RECIPES, read_mapping, recipe_file
+from posttrain.config.recipe_files import RECIPES, parse_value, read_mapping, recipe_file
 from posttrain.config.stages import CHAIN, StagesConfig, StageStep
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.runs import MANIFEST, STAGE
@@ -179,7 +177,7 @@ def _resolve(step: StageStep, overrides: Sequence[str], scripts: Path) -> ChainS
         if end.code:  # argparse has said why
             refused = " ".join(overrides)
             raise ConfigError(f"{step.stage} {step.recipe} does not take {refused}") from None
-    recipe = yaml.safe_load(printed.getvalue()) or {}
+    recipe = parse_value(printed.getvalue()) or {}
     if recipe.get("out") is None:
         raise ConfigError(f"{step.stage} {step.recipe} names no out")
     launch = [] if step.launch is None else ["launch", *step.launch]

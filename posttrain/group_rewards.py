@@ -123,8 +123,10 @@ class EarlyReward(Protocol):
     """A reward that can begin with one completion while others of its group are still sampled."""
 
     def begin(self, prompt: Prompt, completion: Completion) -> None:
-        """Start the work on a completion, the same object that `reward` is given later. Called in
-        the event loop; must not wait."""
+        """Start the work on a completion, the same object that `reward` is given later.
+
+        Called in the event loop; must not wait.
+        """
         ...
 
 
@@ -133,6 +135,9 @@ class EarlyGroupReward(Protocol):
     """A reward that can begin with one group while other groups are still sampled."""
 
     def begin_group(self, group: Group, *, seed: int) -> None:
-        """Start the work on a group whose last rollout has ended; `reward` is given the same
-        completions and seed later. Called in the event loop; must not wait."""
+        """Start the work on a group whose last rollout has ended.
+
+        `reward` is given the same completions and seed later. Called in the event loop; must not
+        wait.
+        """
         ...

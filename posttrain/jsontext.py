@@ -21,8 +21,12 @@ _TOO_DEEP = f"nested too deep: lists and objects beyond {MAX_DEPTH} levels"
 
 
 def load_json(text: str | bytes) -> Any:
-    """Decode strict JSON. Raises ValueError: not JSON; or a repeated key, NaN, an infinity, nesting
-    beyond `MAX_DEPTH`, bytes that are not UTF-8 (`UnicodeDecodeError`)."""
+    """Decode strict JSON.
+
+    Raises:
+        ValueError: not JSON; or a repeated key, NaN, an infinity, nesting beyond `MAX_DEPTH`, bytes
+            that are not UTF-8 (`UnicodeDecodeError`).
+    """
     if isinstance(text, bytes):
         text = text.decode("utf-8")
     try:
@@ -50,8 +54,11 @@ def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> int:
 
 
 def encode_json(value: object) -> str:
-    """`value` as JSON text. Raises ValueError: it holds what JSON has no word for (NaN, bytes, a
-    date) or nests too deep."""
+    """Encode a value as JSON text.
+
+    Raises:
+        ValueError: it holds what JSON has no word for (NaN, bytes, a date) or nests too deep.
+    """
     try:
         text = json_text(value)
     except RecursionError:

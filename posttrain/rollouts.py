@@ -192,8 +192,10 @@ class Completion:
         return tuple(m for step in self.steps for m in (step.parsed.message(), *step.results))
 
     def sampled(self) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """All ids after the prompt, and for each whether the model itself sampled it: not tool
-        results, user turns, template text between steps, forced closings."""
+        """All ids after the prompt, and for each whether the model itself sampled it.
+
+        It samples no tool results, user turns, template text between steps or forced closings.
+        """
         ids: list[int] = []
         mask: list[bool] = []
         for step in self.steps:

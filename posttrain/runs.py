@@ -71,8 +71,10 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The content of `manifest.json`. `digest` identifies content and lineage; `run`, how it was
-    made, is no part of it."""
+    """The content of `manifest.json`.
+
+    `digest` identifies content and lineage; `run`, how it was made, is no part of it.
+    """
 
     kind: str
     config: Mapping[str, Any]

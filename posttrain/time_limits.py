@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar
 
 WAIT_SECONDS = 600.0  # of a call, whatever it waits for: a server's own limit is as long
 STEP_SECONDS = 60.0  # of its code between two awaits
-_AGAIN = 1.0  # seconds after which the alarm comes again, if the code went on
+_REPEAT_SECONDS = 1.0  # after which the alarm comes again, if the code caught it and went on
 Result = TypeVar("Result")
 
 
@@ -30,7 +30,9 @@ class _Hangs(BaseException):  # not caught by an `except Exception` of the code
 
 
 async def limited(call: Callable[[], Any], *, seconds: float | None) -> Any:
-    """Run a call under a time limit, and await its result if it is awaitable.
+    """Run a call and await its result, with a limit on all of it and on its code between awaits.
+
+    A result that is not awaitable is returned as it is.
 
     Args:
         seconds: for the whole call; None where what it waits for has limits of its own. Its code
@@ -99,16 +101,20 @@ _state: Literal["idle", "armed", "disarming"] = "idle"
 
 @contextlib.contextmanager
 def _alarm(seconds: float) -> Generator[None]:
-    """Raise `_Hangs` in what runs for longer; does nothing outside the main thread, where no alarm
-    arrives, and where a handler of somebody else's has the signal."""
+    """Raise `_Hangs` in a block that runs for longer, if this code may use the process's alarm.
+
+    Outside the main thread no alarm arrives, and a handler that is not ours keeps the signal: the
+    block then has no limit.
+    """
     global _state
-    usable = threading.current_thread() is threading.main_thread()
-    if not usable or signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, _ring):
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, _on_alarm):
         yield
         return
-    signal.signal(signal.SIGALRM, _ring)
+    signal.signal(signal.SIGALRM, _on_alarm)
+    # a block may lie inside another one, whose timer goes on afterwards
     state_before = _state
-    timer_before = signal.setitimer(signal.ITIMER_REAL, seconds, _AGAIN)
+    timer_before = signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_SECONDS)
     _state = "armed"
     try:
         yield
@@ -118,7 +124,8 @@ def _alarm(seconds: float) -> Generator[None]:
         _state = state_before
 
 
-def _ring(number: int, _: Any) -> None:
+def _on_alarm(number: int, _: Any) -> None:
+    """Signal handler: raises `_Hangs` in a block under the alarm, hands on alarms of other code."""
     if _state == "armed":
         raise _Hangs
     if _state == "idle":  # somebody else's alarm: it means what it meant without us

@@ -76,6 +76,12 @@ def test_imports_point_inwards():
     assert bad == []
 
 
+def test_nobody_imports_benchmarks():
+    statement = re.compile(r"^\s*(?:from|import) benchmarks\b", re.MULTILINE)
+    files = [*PRODUCT, *(ROOT / "tests").rglob("*.py")]
+    assert [path for path in files if statement.search(path.read_text("utf-8"))] == []
+
+
 # rooms of posttrain from the ground up (design, section 2): each imports from lower floors alone
 FLOORS = (
     {"ground"},

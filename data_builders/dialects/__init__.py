@@ -40,8 +40,12 @@ from posttrain.config.source import SourceConfig
 __all__ = ["DIALECTS", "Conversation", "Reading", "RowProblem", "read_row", "recognise"]
 
 
-def read_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversation:
-    """Conversation of a row with a list of messages, which name their author under `key`."""
+def read_message_list(row: Row, reading: Reading, *, dialect: str, key: str) -> Conversation:
+    """Read a row's list of messages, and an answer that a column beside the list holds.
+
+    Args:
+        key: key under which a message names its author.
+    """
     column = find_list(row)
     if column is None:
         raise not_a(dialect, row, f"no list of messages under {', '.join(LIST_KEYS)}")
@@ -69,15 +73,16 @@ def _names_author(message: Mapping[str, Any], key: str) -> bool:
 
 DIALECTS: dict[str, Callable[[Row, Reading], Conversation]] = {
     "chosen_rejected": lambda row, reading: read_side(row, "chosen", reading),
-    "openai": partial(read_list, dialect="openai", key="role"),
+    "openai": partial(read_message_list, dialect="openai", key="role"),
     # an assistant's content may start with its trace
-    "inline_think": partial(read_list, dialect="inline_think", key="role"),
-    "sharegpt": partial(read_list, dialect="sharegpt", key="from"),
+    "inline_think": partial(read_message_list, dialect="inline_think", key="role"),
+    "sharegpt": partial(read_message_list, dialect="sharegpt", key="from"),
     "alpaca": alpaca,
     "prompt_completion": prompt_completion,
 }
-_ANSWERS = frozenset({*OUTPUT_KEYS, *COMPLETION_KEYS})
-_IN_MESSAGE = ("role", "content")
+_ANSWER_COLUMNS = frozenset({*OUTPUT_KEYS, *COMPLETION_KEYS})
+# a recipe maps these inside each message: `Reading` has them, the row's columns stay
+_MAPPED_IN_MESSAGES = ("role", "content")
 
 
 def read_row(
@@ -93,7 +98,7 @@ def read_row(
         RowProblem: the row fits no dialect, or something in it is malformed.
     """
     reading = reading or reading_of(config, trains=trains)
-    canonical_row = canonical(row, config)
+    canonical_row = canonicalise(row, config)
     try:
         dialect = config.dialect or recognise(canonical_row, reading)
         return dialect, DIALECTS[dialect](canonical_row, reading)
@@ -101,8 +106,8 @@ def read_row(
         raise RowProblem("malformed_json", "the row", "nested too deep") from None
 
 
-def fitting(row: Row, config: SourceConfig) -> list[str]:
-    """Names of the dialects that the row can be read as."""
+def fitting_dialects(row: Row, config: SourceConfig) -> list[str]:
+    """Names of the dialects whose readers read the row without a problem."""
     names: list[str] = []
     for name in DIALECTS:
         with suppress(RowProblem):
@@ -126,16 +131,21 @@ def reading_of(config: SourceConfig, *, trains: bool = True) -> Reading:
     )
 
 
-def canonical(row: Row, config: SourceConfig) -> Row:
-    """Rename a row's fields to their canonical names; a renamed field loses its own name."""
+def canonicalise(row: Row, config: SourceConfig) -> Row:
+    """Rename a row's mapped columns, and turn a stored request and response into messages."""
     fields: dict[str, str] = {}
     for name, path in config.fields.items():
-        fields["reasoning_content" if name == "reasoning" else name] = path
-    return stored_response(gym_rollout(mapped(row, fields)))
+        canonical_name = "reasoning_content" if name == "reasoning" else name
+        fields[canonical_name] = path
+    renamed_row = rename_columns(row, fields)
+    return join_stored_response(unwrap_gym_rollout(renamed_row))
 
 
-def gym_rollout(row: Row) -> Row:
-    """Put the request and the response of a rollout of NeMo Gym where one of Responses has them."""
+def unwrap_gym_rollout(row: Row) -> Row:
+    """Move a NeMo Gym rollout to `input`, `output` and `tools`, as OpenAI's Responses name them.
+
+    Other rows are returned as they are.
+    """
     request = row.get("responses_create_params")
     response = row.get("response")
     if not isinstance(request, Mapping) or not isinstance(response, Mapping):
@@ -145,14 +155,17 @@ def gym_rollout(row: Row) -> Row:
         turns = [{"role": "user", "content": turns}]
     if request.get("instructions") and isinstance(turns, list):
         turns = [{"role": "system", "content": request["instructions"]}, *turns]
-    parts = ("responses_create_params", "response")
-    other_columns = {key: value for key, value in row.items() if key not in parts}
+    rollout_columns = ("responses_create_params", "response")
+    other_columns = {key: value for key, value in row.items() if key not in rollout_columns}
     tools = request.get("tools") or None  # [] declares none
     return {**other_columns, "input": turns, "output": response.get("output"), "tools": tools}
 
 
-def stored_response(row: Row) -> Row:
-    """Join a request and response of OpenAI's Responses, `input` and `output`, into one list."""
+def join_stored_response(row: Row) -> Row:
+    """Join `input` and `output` of OpenAI's Responses into one list under `messages`.
+
+    Other rows are returned as they are.
+    """
     output = row.get("output")
     if not isinstance(output, list) or not output or any(row.get(key) for key in LIST_KEYS):
         return row
@@ -165,9 +178,13 @@ def stored_response(row: Row) -> Row:
     return {**other_columns, "messages": [*request, *output]}
 
 
-def mapped(row: Row, fields: Mapping[Any, str]) -> Row:
-    """Put each field under the name that it is mapped to; fields inside messages stay."""
-    paths = {name: path for name, path in fields.items() if name not in _IN_MESSAGE}
+def rename_columns(row: Row, fields: Mapping[Any, str]) -> Row:
+    """Rename columns as a recipe maps them; a name whose path is missing is removed.
+
+    Args:
+        fields: canonical name → path in the row. Those of keys inside messages are left alone.
+    """
+    paths = {name: path for name, path in fields.items() if name not in _MAPPED_IN_MESSAGES}
     if not paths:
         return row
     mapped_row = {key: value for key, value in row.items() if key not in paths.values()}
@@ -175,7 +192,8 @@ def mapped(row: Row, fields: Mapping[Any, str]) -> Row:
         try:
             mapped_row[name] = lookup(row, path)
         except KeyError:
-            # without it the row fits another dialect or none; never a half-mapped one
+            # without it the row fits another dialect or none. A column that has the name already
+            # was not meant by the recipe, so the row is never read half mapped
             mapped_row.pop(name, None)
     return mapped_row
 
@@ -196,7 +214,7 @@ def recognise(row: Row, reading: Reading) -> str:
     # tables joined from several sets have every column in every row, most of them null
     filled_columns = {key for key, value in row.items() if value is not None}
     # a column of answers counts even if it is null: such a row has an empty answer
-    text_columns = filled_columns | (_ANSWERS & set(row))
+    text_columns = filled_columns | (_ANSWER_COLUMNS & set(row))
     dialects = _text_dialects(text_columns) or _text_dialects(set(row))
     if len(dialects) > 1:
         raise not_a("any one dialect", row, "both alpaca and prompt_completion; name one")
@@ -210,7 +228,7 @@ def recognise(row: Row, reading: Reading) -> str:
 
 
 def _text_dialects(columns: set[str]) -> list[str]:
-    """Names of the text dialects whose columns are all there."""
+    """Names of those among alpaca and prompt_completion whose columns are all there."""
     dialects: list[str] = []
     if "instruction" in columns and not columns.isdisjoint(OUTPUT_KEYS):
         dialects.append("alpaca")
@@ -220,7 +238,7 @@ def _text_dialects(columns: set[str]) -> list[str]:
 
 
 def _recognise_list(row: Row, messages: list[Mapping[str, Any]], reading: Reading) -> str:
-    """Recognise the dialect of a row with a list of messages by the keys of their authors."""
+    """Recognise the dialect of a list of messages by its authors' keys and an inline trace."""
     if all(_names_author(message, reading.role or "role") for message in messages):
         has_inline_trace = any(_starts_with_trace(message, reading) for message in messages)
         return "inline_think" if has_inline_trace else "openai"
@@ -230,7 +248,7 @@ def _recognise_list(row: Row, messages: list[Mapping[str, Any]], reading: Readin
 
 
 def _starts_with_trace(message: Mapping[str, Any], reading: Reading) -> bool:
-    """True if a message of no user starts with an opening think tag."""
+    """True if a message that is not a user's starts with an opening think tag."""
     content = content_of(message, reading)
     has_tag = isinstance(content, str) and content.lstrip().startswith(OPEN)
     return has_tag and role_of(message, reading) != "user"

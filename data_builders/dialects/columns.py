@@ -202,7 +202,7 @@ def refuse_media(item: Mapping[str, Any], prefix: str = "") -> None:
 def unread_in_message(
     raw: Mapping[str, Any], message: Message, reading: Reading, location: str
 ) -> dict[str, Any]:
-    """Keys of a message that are not read, with their values.
+    """Keys of a message that are not read, with their values; refuse one that changes the message.
 
     Args:
         message: the message as it was read from `raw`.
@@ -219,7 +219,7 @@ def unread_in_message(
     for key, value in raw.items():
         if key in mapped or value in (None, "", [], {}):
             continue
-        if key == "name" and message.role != "tool":  # which of several users or experts speaks
+        if key == "name" and message.role != "tool":  # tells several users or experts apart
             unread[key] = value
         if key in _READ_IN_MESSAGE or key in reading.ignored:
             continue
@@ -228,8 +228,8 @@ def unread_in_message(
             continue
         path = f"{location}.{key:.80}"
         if is_trained_answer:
-            refuse_cut(key, value, path)
-            if value == IGNORED_LABEL or calls_bad(key, value):
+            refuse_cut_answer(key, value, path)
+            if value == IGNORED_LABEL or says_answer_is_bad(key, value):
                 detail = f"{value!r:.60}: an answer not to train; write train: false"
                 raise RowProblem("rejected_answer", path, detail)
         if _attaches_file(value):
@@ -246,12 +246,12 @@ def unread_in_message(
 def _would_change_message(key: str, value: Any, kind: Kind | None, message: Message) -> bool:
     """True if reading this key would make the message say something else."""
     if kind == "reasoning":
-        return speaks(value) and not message.reasons
+        return is_more_than_a_switch(value) and not message.reasons
     if kind == "calls" or (key in _ACTION_KEYS and message.role == "assistant"):
-        return speaks(value) and not message.tool_calls
+        return is_more_than_a_switch(value) and not message.tool_calls
     if key in _QUESTION_KEYS or kind == "system":
-        return speaks(value)
-    return _is_content(value)
+        return is_more_than_a_switch(value)
+    return _is_more_than_a_remark(value)
 
 
 def unread_columns(row: Row, read_columns: Collection[str], reading: Reading) -> dict[str, Any]:
@@ -283,20 +283,21 @@ def refuse_lost_columns(
     for key, value in unread.items():
         kind = kind_of(key)
         if reading.trains:
-            refuse_cut(key, value, key)
+            refuse_cut_answer(key, value, key)
         if key == "documents":  # templates take them as an argument of their own
             is_lost = isinstance(value, list)
         elif key == TEMPLATE_ARGUMENTS:
             is_lost = isinstance(value, Mapping) and _has_unread_arguments(value)
         elif key in parts_of_prompt or (kind == "reasoning" and reading.trains) or kind == "system":
-            says_something = speaks(value) or key in parts_of_prompt
+            # a part of the prompt counts however short it is
+            says_something = key in parts_of_prompt or is_more_than_a_switch(value)
             is_repeated = isinstance(value, str) and _stands_in(value, messages)
             is_lost = says_something and not is_repeated
         elif kind == "calls":
             has_calls = any(message.tool_calls for message in messages)
-            is_lost = reading.trains and not has_calls and _matches(_CALL, value)
+            is_lost = reading.trains and not has_calls and _json_matches(_CALL, value)
         else:
-            is_lost = kind == "tools" and tools is None and _matches(_SCHEMA, value)
+            is_lost = kind == "tools" and tools is None and _json_matches(_SCHEMA, value)
         if is_lost:
             detail = (
                 f"not read, and it would be lost: {value!r:.60}; map it under fields, or name it"
@@ -304,7 +305,7 @@ def refuse_lost_columns(
             raise RowProblem("unread_column", key, f"{detail} under metadata to leave it out")
 
 
-def refuse_cut(key: str, value: Any, location: str, *, depth: int = 2) -> None:
+def refuse_cut_answer(key: str, value: Any, location: str, *, depth: int = 2) -> None:
     """Refuse an answer that its own row says was cut off: a model would learn to stop there.
 
     Looks into objects, such as a response's metadata, and into lists of choices.
@@ -321,24 +322,27 @@ def refuse_cut(key: str, value: Any, location: str, *, depth: int = 2) -> None:
     elif type(value) is dict and depth:
         for inner, nested in value.items():
             if inner in _STOP_KEYS or inner in _CUT_FLAGS or type(nested) is dict:
-                refuse_cut(inner, nested, f"{location}.{inner:.80}", depth=depth - 1)
+                refuse_cut_answer(inner, nested, f"{location}.{inner:.80}", depth=depth - 1)
     elif key == "choices" and isinstance(value, list):
         for index, choice in enumerate(value):
-            refuse_cut("", choice, f"{location}[{index}]", depth=depth)
+            refuse_cut_answer("", choice, f"{location}[{index}]", depth=depth)
 
 
-def calls_bad(name: str, value: Any) -> bool:
+def says_answer_is_bad(name: str, value: Any) -> bool:
     """True if a column, or a key of an answer, says that the answer is a bad one."""
-    return value is not None and is_verdict(name) and str(value).strip().lower() in _BAD_VERDICTS
+    if value is None or not is_verdict(name):
+        return False
+    return str(value).strip().lower() in _BAD_VERDICTS
 
 
-def unread_names(path: str, value: Any) -> list[str]:
-    """Names under which an unread column or key is counted.
+def counted_names(path: str, value: Any) -> list[str]:
+    """Names to count an unread column or key under: its path, and `path: value` if unchecked.
 
-    A column that says that nobody checked the answer is counted with its value as well.
+    A column such as `verified: false` says that nobody checked the answer.
     """
-    says_checked = _CHECKED.search(_snake_case(path.rpartition(".")[2])) is not None
-    if says_checked and str(value).strip().lower() in _BAD_VERDICTS:
+    name = path.rpartition(".")[2]
+    tells_of_check = _CHECKED.search(_snake_case(name)) is not None
+    if tells_of_check and str(value).strip().lower() in _BAD_VERDICTS:
         return [path, f"{path}: {value}"]
     return [path]
 
@@ -369,12 +373,12 @@ def _has_unread_arguments(arguments: Mapping[str, Any]) -> bool:
     """True if a row's template arguments hold content that is not read."""
     read_arguments = {CUSTOM_INSTRUCTIONS, *TOOLS_IN_ARGUMENTS}
     for name, value in arguments.items():
-        if name not in read_arguments and _is_content(value):
+        if name not in read_arguments and _is_more_than_a_remark(value):
             return True
     return False
 
 
-def speaks(value: Any) -> bool:
+def is_more_than_a_switch(value: Any) -> bool:
     """True if a value holds more than a switch or a name: a phrase, a list or an object."""
     if isinstance(value, str):
         text = value.strip()
@@ -384,7 +388,7 @@ def speaks(value: Any) -> bool:
     return isinstance(value, list | Mapping) and bool(value)
 
 
-def _is_content(value: Any) -> bool:
+def _is_more_than_a_remark(value: Any) -> bool:
     """True if the value of an unread key is more than a remark: a long text, or calls."""
     if isinstance(value, str):
         text = value.strip()
@@ -396,10 +400,12 @@ def _is_content(value: Any) -> bool:
     if isinstance(value, Mapping):
         if not _CALLED.isdisjoint(value) and not _INPUT.isdisjoint(value):
             return True
-        return _matches(_CALL, value) or any(_is_content(inner) for inner in value.values())
-    if isinstance(value, list):
-        return _matches(_CALL, value) or any(_is_content(inner) for inner in value)
-    return False
+        items = list(value.values())
+    elif isinstance(value, list):
+        items = value
+    else:
+        return False
+    return _json_matches(_CALL, value) or any(_is_more_than_a_remark(item) for item in items)
 
 
 def _is_repeated_in(value: Any, message: Message) -> bool:
@@ -413,16 +419,18 @@ def _stands_in(text: str, messages: tuple[Message, ...]) -> bool:
     return any(text in message.content or text in (message.reasoning or "") for message in messages)
 
 
-def has_schema(value: Any) -> bool:
+def holds_tool_schema(value: Any) -> bool:
     """True if a value holds the schema of a tool."""
-    return _matches(_SCHEMA, value)
+    return _json_matches(_SCHEMA, value)
 
 
-def _matches(pattern: re.Pattern[str], value: Any) -> bool:
-    """True if the JSON of a value matches; a text only where it may be JSON."""
+def _json_matches(pattern: re.Pattern[str], value: Any) -> bool:
+    """True if a pattern is found in the JSON of a list or object, or in a text that may be JSON."""
     if isinstance(value, str):
         return value.lstrip()[:1] in ("[", "{") and pattern.search(value) is not None
+    if not isinstance(value, list | Mapping):
+        return False
     try:
-        return isinstance(value, list | Mapping) and bool(pattern.search(encode_json(value)))
+        return pattern.search(encode_json(value)) is not None
     except ValueError:
         return False

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from data_builders.dialects.columns import refuse_media, speaks
+from data_builders.dialects.columns import is_more_than_a_switch, refuse_media
 from data_builders.dialects.reading import RowProblem, decoded, encoded
 from posttrain.jsontext import load_json
 from posttrain.records import Role, ToolCall
@@ -192,7 +192,8 @@ def read_call(value: Any, location: str) -> ToolCall:
     if arguments_key is None and unknown_keys:
         raise RowProblem("malformed_tool_call", location, f"no arguments, but {unknown_keys[0]!r}")
     for key, stored in (*value.items(), *function.items()):
-        if key not in _CALL_KEYS and (isinstance(stored, list | Mapping) or speaks(stored)):
+        has_content = isinstance(stored, list | Mapping) or is_more_than_a_switch(stored)
+        if key not in _CALL_KEYS and has_content:
             path = f"{location}.{key:.80}"
             raise RowProblem("malformed_tool_call", path, f"not read: {stored!r:.60}")
     stored_arguments = function[arguments_key] if arguments_key else None

@@ -11,10 +11,10 @@ from data_builders.dialects.columns import (
     IGNORED_LABEL,
     SYSTEM_KEYS,
     TOOL_KEYS,
-    calls_bad,
+    is_more_than_a_switch,
     is_verdict,
     kind_of,
-    speaks,
+    says_answer_is_bad,
 )
 from data_builders.dialects.reading import Reading, Row, RowProblem
 from posttrain.jsontext import load_json
@@ -257,7 +257,7 @@ def _is_name_or_prose(key: str, value: Any) -> bool:
     """True if a text under a mask's name is prose (`learning_goal`) or the name of a data set."""
     if not isinstance(value, str) or _flags_of(value) is not None:
         return False
-    if speaks(value):
+    if is_more_than_a_switch(value):
         return True
     word = value.strip().lower()
     is_weak_name = "loss" not in key.lower() and "mask" not in key.lower() and key not in _TRAINED
@@ -366,6 +366,6 @@ def _refuse_bad_answer(row: Row, reading: Reading) -> None:
         return
     for name in _sort_columns(tuple(row)).verdicts:
         value = row[name]
-        if calls_bad(name, value) and name not in reading.used_columns:
+        if says_answer_is_bad(name, value) and name not in reading.used_columns:
             detail = f"{value!r}: a bad answer; a recipe that names the column keeps it"
             raise RowProblem("rejected_answer", name, detail)

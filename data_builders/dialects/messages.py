@@ -13,7 +13,7 @@ from data_builders.dialects.columns import (
     TEMPLATE_ARGUMENTS,
     TOOL_KEYS,
     TOOLS_IN_ARGUMENTS,
-    has_schema,
+    holds_tool_schema,
     refuse_lost_columns,
     refuse_media,
     unread_columns,
@@ -187,7 +187,7 @@ def _possible_tools(
             continue
         for key in keys:
             value = arguments.get(key)
-            if value and (column == TEMPLATE_ARGUMENTS or has_schema(value)):
+            if value and (column == TEMPLATE_ARGUMENTS or holds_tool_schema(value)):
                 yield f"{column}.{key}", value, True
     for index, message in enumerate(raw_messages):
         if "tools" not in message and "functions" not in message:  # as almost every message

@@ -21,11 +21,11 @@ REASONING_KEYS = (
     "thoughts",
     "reasoning_text",
 )
-
-
 # characters of no width, which `str.strip` keeps: joiners, marks of direction, the byte-order mark
 _NO_WIDTH = "\u00ad\u034f\u061c\u180e\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\ufeff"
-_BLANK = _NO_WIDTH + "".join(c for c in map(chr, range(0x3001)) if c.isspace())
+# the last white space of Unicode is the ideographic space, U+3000
+_WHITE_SPACE = "".join(c for c in map(chr, range(0x3001)) if c.isspace())
+_BLANK = _NO_WIDTH + _WHITE_SPACE
 
 
 def is_blank(text: str) -> bool:
@@ -59,12 +59,12 @@ class Reading:
 
     @property
     def keys_of_reasoning(self) -> tuple[str, ...]:
-        """Keys of a message that may hold a trace."""
+        """Keys of a message that may hold a trace: the mapped one alone, or all usual ones."""
         return (self.reasoning,) if self.reasoning else REASONING_KEYS
 
     @property
     def columns_of_reasoning(self) -> tuple[str, ...]:
-        """Columns of a row that may hold a trace: a mapped one has its canonical name."""
+        """Columns that may hold a trace: the canonical one if one is mapped, or all usual ones."""
         return REASONING_KEYS[:1] if self.reasoning else REASONING_KEYS
 
 
@@ -116,13 +116,14 @@ def decoded(text: str, reason: str, location: str) -> Any:
 
 
 def filled_keys(row: Row, keys: tuple[str, ...]) -> list[str]:
-    """Names among alternative fields that a row fills; if all are null, the first that it has."""
+    """Names among alternative columns that a row fills; if all are null, the first that it has."""
     present = [key for key in keys if key in row]
     return [key for key in present if row[key] is not None] or present[:1]
 
 
 def not_a(dialect: str, row: Row, why: str) -> RowProblem:
-    """Build the problem of a row that does not have the structure of `dialect`."""
-    names = ", ".join(map(str, row)) or "(no field)"
-    fields = names if len(names) <= 200 else names[:200] + " …"
-    return RowProblem("unrecognised", fields, f"not {dialect}: {why}")
+    """Build the problem `unrecognised` of a row that is not of this dialect, with its columns."""
+    columns = ", ".join(map(str, row)) or "(no field)"
+    if len(columns) > 200:
+        columns = columns[:200] + " …"
+    return RowProblem("unrecognised", columns, f"not {dialect}: {why}")

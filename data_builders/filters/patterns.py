@@ -12,7 +12,7 @@ import importlib
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import re2
 
@@ -23,6 +23,15 @@ from posttrain.errors import ConfigError
 _AUTOMATON_BYTES = 64 << 20  # limit of the automata of one pattern
 
 
+class _CompiledPattern(NamedTuple):
+    """Pattern with the contexts in which a match counts, each compiled or None."""
+
+    pattern: Any
+    near: Any
+    unless: Any
+    within: int
+
+
 class Matcher:
     """Compiled list of patterns. `name` is the key of the filter, for errors.
 
@@ -31,20 +40,19 @@ class Matcher:
     """
 
     def __init__(self, patterns: Sequence[Pattern], name: str) -> None:
-        # pattern, near, unless, within
-        self._patterns: list[tuple[Any, Any, Any, int]] = []
+        self._patterns: list[_CompiledPattern] = []
         for number, pattern in enumerate(patterns, 1):
             origin = pattern.place or f"{name}, pattern {number}"
             compiled = _compile(pattern.pattern, origin)
             near = pattern.near and _compile(pattern.near, origin)
             unless = pattern.unless and _compile(pattern.unless, origin)
-            self._patterns.append((compiled, near, unless, pattern.within))
+            self._patterns.append(_CompiledPattern(compiled, near, unless, pattern.within))
         # most texts match nothing: one automaton of all patterns rules them out in one pass
         union = "|".join(f"(?:{pattern.pattern})" for pattern in patterns)
         self._any = re2.compile(union.encode("utf-8"), options=_options())
 
     def find(self, text: str) -> Match | None:
-        """The first match of the first pattern that matches."""
+        """First match of the first pattern that matches in a context that it allows."""
         encoded = _utf8(text)
         if self._any.search(encoded) is None:
             return None
@@ -64,10 +72,12 @@ class Matcher:
 
 
 def _utf8(text: str) -> bytes:
+    """Encode a text, with a question mark for half of a surrogate pair."""
     return text.encode("utf-8", "replace")
 
 
 def _options() -> Any:
+    """Options of RE2: any case, errors raised and not printed, bounded automata."""
     options = re2.Options()
     options.case_sensitive = False
     options.log_errors = False
@@ -76,6 +86,7 @@ def _options() -> Any:
 
 
 def _compile(pattern: str, origin: str) -> Any:
+    """Compile a pattern. Raises ConfigError with its origin if RE2 does not know it."""
     try:
         return re2.compile(pattern.encode("utf-8"), options=_options())
     except re2.error as error:
@@ -103,7 +114,7 @@ MIN_LETTERS = 200
 
 
 class LanguageCheck:
-    """Finds texts in a language that is not allowed.
+    """Search for texts in a language that is not allowed.
 
     Args:
         min_letters: letters of the shortest text that is judged, code and formulas not counted.
@@ -124,7 +135,7 @@ class LanguageCheck:
             )
 
     def foreign(self, text: str) -> Match | None:
-        """First of three pieces of the text that is in a language not allowed."""
+        """Match of the first piece, of up to three, that is in a language not allowed."""
         for start, end in _pieces(text):
             piece = _prose(text, start, end)
             if len(_LETTERS.findall(piece)) < self._min_letters:
@@ -137,9 +148,11 @@ class LanguageCheck:
 
 def _prose(text: str, start: int, end: int) -> str:
     """Piece of the text without code, formulas, addresses and numbers."""
+    piece = text[start:end]
     # a piece that begins inside a block of code gets the fence that opened it
-    in_code = text.count(_FENCE, 0, start) % 2 == 1
-    return _NOT_PROSE.sub(" ", (_FENCE if in_code else "") + text[start:end])
+    if text.count(_FENCE, 0, start) % 2 == 1:
+        piece = _FENCE + piece
+    return _NOT_PROSE.sub(" ", piece)
 
 
 def _pieces(text: str) -> list[tuple[int, int]]:
@@ -153,6 +166,7 @@ def _pieces(text: str) -> list[tuple[int, int]]:
 
 @lru_cache(maxsize=1)
 def _identifier() -> Any:
+    """Load py3langid's model, once. Raises ConfigError if it is not installed."""
     try:
         langid = importlib.import_module("py3langid.langid")
     except ImportError:

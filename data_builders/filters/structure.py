@@ -10,7 +10,7 @@ import difflib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -86,7 +86,7 @@ def bad_unicode(example: Example) -> Drop | None:
 
 
 def _texts(example: Example) -> Iterator[tuple[str, str | None]]:
-    """All texts of a record, each with the message or the field that holds it."""
+    """Yield all texts of a record, each after the name of the message or field that holds it."""
     for index, message in enumerate(example.messages):
         field = f"message {index}"
         for text in (message.content, message.reasoning, message.tool_call_id, message.name):
@@ -166,23 +166,26 @@ def foreign_think(example: Example) -> Drop | None:
     for index, message in enumerate(example.messages):
         if message.role != "assistant":
             continue
-        if tag := _foreign_tag(message.content):
-            detail = f"the text has a trace under {tag!r}; rewrite such traces with <think> tags"
+        if mark := _trace_mark(message.content):
+            detail = f"the text has a trace under {mark!r}; rewrite such traces with <think> tags"
             return Drop("foreign_think", f"message {index}: {detail}")
     return None
 
 
-def _foreign_tag(text: str) -> str | None:
-    """Tag of a trace that opens a text, or that closes a trace which the prompt opened."""
+def _trace_mark(text: str) -> str | None:
+    """Tag or heading of a trace that a text begins with, or a closing tag that nothing opened."""
     if opening := _OPENING_TAG.match(text):
         name, _, channel = opening.groups()
         is_channel = name.lower().startswith(_CHANNEL_TAGS) and channel in _TRACE_WORDS
-        typed = _TYPE_ATTRIBUTE.search(opening.group())
-        if is_channel or _names_trace(name) or (typed and _names_trace(typed.group(1))):
+        type_attribute = _TYPE_ATTRIBUTE.search(opening.group())
+        has_trace_type = type_attribute is not None and _names_trace(type_attribute.group(1))
+        if is_channel or _names_trace(name) or has_trace_type:
             tag_end = opening.end(3 if is_channel else 2)
             return opening.group()[:tag_end].strip()
     if text[:1] in "#*\n " and (heading := _TRACE_HEADING.match(text)):
-        return heading.group().strip() if _ANSWER_HEADING.search(text, heading.end()) else None
+        # without a heading of the answer behind it, the heading may be that of the answer itself
+        has_answer = _ANSWER_HEADING.search(text, heading.end())
+        return heading.group().strip() if has_answer else None
     closing = _CLOSING_TAG.search(text)
     if closing and _names_trace(closing.group(1)) and f"<{closing.group(1)}" not in text:
         return closing.group()
@@ -293,8 +296,11 @@ def _is_script(text: str, question: str) -> bool:
         return False
     if _ASKS_FOR_SCRIPT.search(question):
         return True
-    speakers = Counter(name.lower() for name in _SPEAKER.findall(text))
-    return any(n > 1 for name, n in speakers.items() if name not in _ROLES_OF_TRANSCRIPTS)
+    lines_by_speaker = Counter(name.lower() for name in _SPEAKER.findall(text))
+    for speaker, lines in lines_by_speaker.items():
+        if lines > 1 and speaker not in _ROLES_OF_TRANSCRIPTS:
+            return True
+    return False
 
 
 MARKUP = "<tool_call>"
@@ -331,55 +337,79 @@ def unknown_tool(example: Example) -> Drop | None:
 
 
 def tool_markup(example: Example) -> Drop | None:
-    """Drop tool calls written as text, without declared tools (NVIDIA's check) or beside them.
+    """Drop tool calls written as text, unless a message declares tools in its own text.
 
-    A template writes declared tools with instructions for its own notation of calls; an answer
-    that spells out another would contradict them.
+    Without declared tools it is NVIDIA's check. Beside them, a template writes the tools with
+    instructions for its own notation of calls; an answer that spells out another would contradict
+    them.
     """
-    if any(_DECLARATION in m.content for m in example.messages):
+    if any(_DECLARATION in message.content for message in example.messages):
         return None
     for index, message in enumerate(example.messages):
         if message.role == "assistant" and (written := _written_call(message.content, example)):
             beside = "beside declared tools" if example.tools is not None else "and declares none"
             detail = f"writes {written} as text {beside}, not in tool_calls"
             return Drop("tool_markup", f"message {index} {detail}")
-        if example.tools is None and (
-            MARKUP in message.content or MARKUP in (message.reasoning or "")
-        ):
+        has_markup = MARKUP in message.content or MARKUP in (message.reasoning or "")
+        if example.tools is None and has_markup:
             return Drop("tool_markup", f"message {index} contains {MARKUP}, no tool is declared")
     return None
 
 
 def _written_call(text: str, example: Example) -> str | None:
     """Description of the call that an assistant's text spells out in tags, as JSON or as Python."""
+    tag = _call_tag(text, tools_declared=example.tools is not None)
+    if tag is not None:
+        return f"a {tag}"
+    # without a declared name, JSON and Python are like any other text
+    if example.tools is None:
+        return None
+    names = declared(example.tools)
+    if _is_json_call(text, names):
+        return "a call in JSON"
+    if text[-20:].rstrip()[-1:] in (")", "]"):  # most texts: the pattern costs more
+        python_call = _CALL_IN_PYTHON.match(text)
+        if python_call and python_call.group(1) in names:
+            return "a call in Python"
+    return None
+
+
+def _call_tag(text: str, *, tools_declared: bool) -> str | None:
+    """Tag of a call in a text. Without declared tools `MARKUP` is left to the caller."""
     call = None
     if "<" in text or "[" in text:
         has_sign = any(sign in text for sign in _CALL_SIGNS)
         call = _CALL_AS_TEXT.search(text) if has_sign else None
-    if call and (example.tools is not None or not call.group().startswith(MARKUP)):
-        return f"a {call.group().split()[0].rstrip('{[')}"
-    first_character = text.lstrip()[:1]
-    tag = _CALL_TAG.match(text) if first_character in ("<", "[") else None
-    if tag and kind_of(tag.group(1)) == "calls" and tag.group().strip() != MARKUP:
-        return f"a {tag.group().strip()}"
-    if example.tools is None:
+    if call and (tools_declared or not call.group().startswith(MARKUP)):
+        return call.group().split()[0].rstrip("{[")
+    if text.lstrip()[:1] not in ("<", "["):
         return None
-    names = declared(example.tools)
+    tag = _CALL_TAG.match(text)
+    if tag and kind_of(tag.group(1)) == "calls" and tag.group().strip() != MARKUP:
+        return tag.group().strip()
+    return None
+
+
+def _is_json_call(text: str, names: Collection[str]) -> bool:
+    """True if a text is JSON, fenced or not, of one or several calls of these tools."""
+    first_character = text.lstrip()[:1]
     fenced = _FENCE.match(text) if first_character == "`" else None
-    if (first_character in ("[", "{") or fenced) and any(f'"{name}"' in text for name in names):
-        try:
-            value = load_json(fenced.group(1) if fenced else text)
-        except ValueError:
-            value = None
-        calls = value if isinstance(value, list) else [value]
-        if calls and all(isinstance(c, dict) and c.get("name") in names for c in calls):
-            return "a call in JSON"
-    python = _CALL_IN_PYTHON.match(text) if text[-20:].rstrip()[-1:] in (")", "]") else None
-    return "a call in Python" if python and python.group(1) in names else None
+    if first_character not in ("[", "{") and not fenced:
+        return False
+    if not any(f'"{name}"' in text for name in names):  # most texts: reading JSON costs more
+        return False
+    try:
+        value = load_json(fenced.group(1) if fenced else text)
+    except ValueError:
+        return False
+    calls = value if isinstance(value, list) else [value]
+    if not calls:
+        return False
+    return all(isinstance(call, dict) and call.get("name") in names for call in calls)
 
 
 def _calls(example: Example) -> Iterator[tuple[int, ToolCall]]:
-    """Every call of a record, with the index of its message."""
+    """Yield each call of a record, after the index of its message."""
     for index, message in enumerate(example.messages):
         for call in message.tool_calls:
             yield index, call
@@ -396,16 +426,16 @@ def failing_arguments(example: Example, *, reason: str) -> Drop | None:
         if call.name not in tools:
             continue  # other filters name it
         checker = validator(tools[call.name])
-        problem = None
-        unusable = None
+        argument_problem = None
+        schema_problem = None
         if isinstance(checker, str):
-            unusable = checker
+            schema_problem = checker
         else:
             try:
-                problem = violation(checker, json.loads(call.arguments))
+                argument_problem = violation(checker, json.loads(call.arguments))
             except UNUSABLE as error:
-                unusable = str(error)
-        detail = unusable if reason == "unusable_schema" else problem
+                schema_problem = str(error)
+        detail = schema_problem if reason == "unusable_schema" else argument_problem
         if detail is not None:
             return Drop(reason, f"message {index}, call of {call.name!r}: {detail}")
     return None
@@ -545,7 +575,10 @@ _Validator = validators.extend(Draft202012Validator, {"pattern": _check_pattern}
 
 
 def _standardize(schema: Any) -> Any:
-    """Copy of a schema with JSON Schema's own type names, in its subschemas too."""
+    """Copy of a schema with JSON Schema's own type names, and without `patternProperties`.
+
+    Subschemas are treated alike.
+    """
     if not isinstance(schema, dict):
         return schema
     omitted = _PATTERN_KEYWORDS if "patternProperties" in schema else ()

@@ -257,7 +257,7 @@ def distinct_pairs(
             continue
         raw, pair = result
         # a chosen/rejected row gets its order by a keyed hash: else response 1 would always win
-        if not pair.sided and unit(seed, "side", pair.key) >= 0.5:
+        if not pair.has_order and unit(seed, "side", pair.key) >= 0.5:
             pair = pair.swapped()
         ordered = pair if pair.response_1 <= pair.response_2 else pair.swapped()
         gold = ordered.gold

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from data_builders.dialects import Reading, RowProblem, mapped
+from data_builders.dialects import Reading, RowProblem, rename_columns
 from data_builders.dialects.content import read_text
 from data_builders.dialects.messages import as_messages, read_messages
 from data_builders.dialects.reading import Row
@@ -55,27 +55,29 @@ _LABELS_OF_OUTCOME: dict[Outcome, tuple[str, ...]] = {
     "tie": ("tie", "0", "both_good"),
     "both_bad": ("both_bad", "tie (bothbad)", "bothbad"),
 }
-_OUTCOMES: dict[str, Outcome] = {
-    label: outcome for outcome, labels in _LABELS_OF_OUTCOME.items() for label in labels
-}
+_OUTCOMES: dict[str, Outcome] = {}
+for _outcome, _labels in _LABELS_OF_OUTCOME.items():
+    for _label in _labels:
+        _OUTCOMES[_label] = _outcome
 
 
 def helpsteer3(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
-    """`context`, two responses, `overall_preference` from −3 (response 1) to 3 (response 2).
+    """Read `context`, two responses, `overall_preference` from −3 (response 1) to 3 (response 2).
 
     HelpSteer2's preferences are the same with a `prompt` and `preference_strength`.
     """
-    value, key = _preference(row, _STRENGTH_KEYS)
-    ranking = strength(value, key, source)
+    value, key = _first_filled(row, _STRENGTH_KEYS)
+    ranking = ranking_of_strength(value, key, source)
     return _pair_of_responses(row, reading, gold_of(ranking, row, source))
 
 
 def arena(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
-    """`conversation_a` and `conversation_b`, or a prompt and two responses, and a `winner`.
+    """Read `conversation_a` and `conversation_b`, or a prompt and two responses, and a `winner`.
 
     The winner may be one of three columns, and prompt and responses JSON lists of their turns.
     """
-    ranking = won(outcome_of(_winner(row), "winner"), "winner", source)
+    outcome = outcome_of(_winner(row), "winner")
+    ranking = ranking_of_outcome(outcome, "winner", source)
     gold = gold_of(ranking, row, source)
     if row.get("conversation_a") is None:
         questions = turns_of(row.get("prompt"))
@@ -90,23 +92,24 @@ def arena(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePai
 
 
 def pandalm(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
-    """`instruction`, `input`, two responses, and the vote of each annotator: 0 (tie), 1 or 2."""
+    """Read `instruction`, `input`, two responses, each annotator's vote: 0 (tie), 1 or 2."""
     names = sorted(key for key in row if key.startswith("annotator"))
     votes = [row[name] for name in names if row[name] is not None]
-    ranking = won(majority(votes, "annotator…", source), "annotator…", source)
+    outcome = majority_outcome(votes, "annotator…", source)
+    ranking = ranking_of_outcome(outcome, "annotator…", source)
     return _pair_of_responses(row, reading, gold_of(ranking, row, source))
 
 
 def chosen_rejected(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
-    """Any form of the chosen/rejected dialect; the chosen one is read as response 1."""
+    """Read any form of the chosen/rejected dialect, the chosen one as response 1."""
     chosen = read_side(row, "chosen", reading).messages
     rejected = read_side(row, "rejected", reading).messages
     gold = gold_of(source.win, _scores_by_side(row, source), source)
-    return _pair_of_conversations(chosen, rejected, gold, sided=False)
+    return _pair_of_conversations(chosen, rejected, gold, has_order=False)
 
 
 def ranked_pair(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
-    """A conversation, two responses and a `ranking` from 1 to 6; perhaps scores and a principle.
+    """Read a conversation, two responses, a `ranking` from 1 to 6, perhaps scores, a principle.
 
     The rows of Nemotron-RL-Safety-v1 are of this kind.
     """
@@ -116,7 +119,7 @@ def ranked_pair(row: Row, reading: Reading, source: PreferenceSource) -> Prefere
 
 
 def judging_prompt(row: Row, reading: Reading, source: PreferenceSource) -> PreferencePair:
-    """A judging prompt under `messages`, its `ranking` and scores, as Nemotron-RLHF-GenRM-v1."""
+    """Read a judging prompt under `messages`, its `ranking` and scores: Nemotron-RLHF-GenRM-v1."""
     if row.get("num_responses") not in (None, 2):
         raise RowProblem("several_responses", "num_responses", f"{row['num_responses']!r:.20}")
     messages = _read_conversation(row, reading, "messages")
@@ -147,7 +150,7 @@ def read_pair(row: Row, source: PreferenceSource) -> tuple[str, PreferencePair]:
         content=source.fields.get("content"),
         trains=False,
     )
-    mapped_row = mapped(row, source.fields)
+    mapped_row = rename_columns(row, source.fields)
     try:
         dialect = source.dialect or recognise(mapped_row)
         return dialect, DIALECTS[dialect](mapped_row, reading, source)
@@ -177,13 +180,13 @@ def recognise(row: Row) -> str:
 
 
 def _pair_of_responses(row: Row, reading: Reading, gold: Gold) -> PreferencePair:
-    """Pair of a row that has a conversation, and two responses in columns of their own."""
+    """Build the pair of a row with a conversation, and two responses in columns of their own."""
     history = history_of(row, reading)
     response_1, response_2 = responses_of(row, reading)
     return PreferencePair(history, response_1, response_2, gold)
 
 
-def _preference(row: Row, keys: Sequence[str]) -> tuple[Any, str]:
+def _first_filled(row: Row, keys: Sequence[str]) -> tuple[Any, str]:
     """Value and name of the first key that the row fills. Raises RowProblem `no_preference`."""
     for key in keys:
         if row.get(key) is not None:
@@ -193,18 +196,19 @@ def _preference(row: Row, keys: Sequence[str]) -> tuple[Any, str]:
 
 def _gold_from_ranking(row: Row, source: PreferenceSource) -> Gold:
     """Gold of a row that states a ranking from 1 to 6."""
-    value, key = _preference(row, _RANKING_KEYS)
-    return gold_of(ranked(value, key, source), row, source)
+    value, key = _first_filled(row, _RANKING_KEYS)
+    return gold_of(read_ranking(value, key, source), row, source)
 
 
 def _winner(row: Row) -> Any:
     """Label of the winner, from `winner` or from the one of three columns that is 1."""
-    marked = [
-        label for label, column in _WINNER_COLUMNS.items() if row.get(column) in (1, True, "1")
-    ]
-    if row.get("winner") is None and len(marked) == 1:
-        return marked[0]
-    label, _ = _preference(row, ("winner",))
+    marked_labels: list[str] = []
+    for label, column in _WINNER_COLUMNS.items():
+        if row.get(column) in (1, True, "1"):
+            marked_labels.append(label)
+    if row.get("winner") is None and len(marked_labels) == 1:
+        return marked_labels[0]
+    label, _ = _first_filled(row, ("winner",))
     return label
 
 
@@ -222,7 +226,7 @@ def _read_conversation(row: Row, reading: Reading, field: str) -> tuple[Message,
 
 
 def _scores_by_side(row: Row, source: PreferenceSource) -> Mapping[str, Any]:
-    """Row with the scores of chosen and rejected as `score_1` and `score_2`, if it needs them.
+    """Scores of chosen and rejected as `score_1` and `score_2`; or the row, if it has its own.
 
     They are taken only if the recipe gives their scale: data sets have many.
     """
@@ -232,26 +236,33 @@ def _scores_by_side(row: Row, source: PreferenceSource) -> Mapping[str, Any]:
 
 
 def _pair_of_conversations(
-    first: tuple[Message, ...], second: tuple[Message, ...], gold: Gold, *, sided: bool = True
+    first: tuple[Message, ...], second: tuple[Message, ...], gold: Gold, *, has_order: bool = True
 ) -> PreferencePair:
-    """Pair of two whole conversations that differ in their last turn alone."""
-    n_shared = shared_messages(first, second)
-    if not n_shared:
+    """Build the pair of two whole conversations that differ in their last turn alone.
+
+    Args:
+        has_order: False if the row does not say which conversation is response 1.
+
+    Raises:
+        RowProblem: `different_histories`.
+    """
+    shared = shared_messages(first, second)
+    if not shared:
         raise RowProblem("different_histories", "the sides", "they do not answer the same")
-    first_turns = first[n_shared:]
-    second_turns = second[n_shared:]
+    first_turns = first[shared:]
+    second_turns = second[shared:]
     if any(turn.role == "user" for turn in (*first_turns, *second_turns)):
         raise RowProblem("different_histories", "the sides", "they part before the last answer")
     response_1 = final_answer(first_turns, "a side")
     response_2 = final_answer(second_turns, "a side")
-    history = plain_history(first[:n_shared])
-    return PreferencePair(history, response_1, response_2, gold, sided=sided)
+    history = plain_history(first[:shared])
+    return PreferencePair(history, response_1, response_2, gold, has_order=has_order)
 
 
 # -- labels --------------------------------------------------------------------------------------
 
 
-def number(value: Any, field: str) -> float:
+def read_number(value: Any, field: str) -> float:
     """Read a finite number, also from text. Raises RowProblem `malformed_label`."""
     try:
         label = math.nan if isinstance(value, bool) else float(value)
@@ -262,22 +273,24 @@ def number(value: Any, field: str) -> float:
     return label
 
 
-def strength(value: Any, field: str, source: PreferenceSource) -> float:
-    """Ranking for a strength from −3 (response 1 much better) to 3 (response 2) of HelpSteer3."""
-    label = number(value, field)
+def ranking_of_strength(value: Any, field: str, source: PreferenceSource) -> float:
+    """Ranking for HelpSteer3's strength, from −3 (response 1 much better) to 3 (response 2)."""
+    label = read_number(value, field)
     if label == 0:
-        return tied("tie", field, source)
+        return ranking_of_tie("tie", field, source)
     if label not in _STRENGTHS:
         raise RowProblem("malformed_label", field, f"{label:g} is none of -3 … 3")
     return _STRENGTHS[int(label)]
 
 
-def ranked(value: Any, field: str, source: PreferenceSource) -> float:
-    """Read a ranking from 1 (response 1 much better) to 6 (response 2)."""
-    ranking = number(value, field)
+def read_ranking(value: Any, field: str, source: PreferenceSource) -> float:
+    """Read a ranking from 1 (response 1 much better) to 6 (response 2); 3.5 is a tie."""
+    ranking = read_number(value, field)
     if not LOWEST_RANKING <= ranking <= HIGHEST_RANKING:
         raise RowProblem("malformed_label", field, f"{ranking:g} is not within 1 … 6")
-    return tied("tie", field, source) if ranking == MIDDLE_RANKING else ranking
+    if ranking == MIDDLE_RANKING:
+        return ranking_of_tie("tie", field, source)
+    return ranking
 
 
 def outcome_of(value: Any, field: str) -> Outcome:
@@ -289,23 +302,25 @@ def outcome_of(value: Any, field: str) -> Outcome:
     return _OUTCOMES[name]
 
 
-def won(outcome: Outcome, field: str, source: PreferenceSource) -> float:
-    """Ranking for an outcome without a strength."""
+def ranking_of_outcome(outcome: Outcome, field: str, source: PreferenceSource) -> float:
+    """Ranking for an outcome without a strength, which the recipe gives."""
     if outcome == "1":
         return source.win
     if outcome == "2":
         return LOWEST_RANKING + HIGHEST_RANKING - source.win
-    return tied(outcome, field, source)
+    return ranking_of_tie(outcome, field, source)
 
 
-def tied(outcome: Literal["tie", "both_bad"], field: str, source: PreferenceSource) -> float:
+def ranking_of_tie(
+    outcome: Literal["tie", "both_bad"], field: str, source: PreferenceSource
+) -> float:
     """Ranking of a pair in which neither is better. Raises RowProblem if the recipe drops these."""
     if source.ties == "drop":
         raise RowProblem(outcome, field, "neither response is preferred")
     return MIDDLE_RANKING
 
 
-def majority(votes: Sequence[Any], field: str, source: PreferenceSource) -> Outcome:
+def majority_outcome(votes: Sequence[Any], field: str, source: PreferenceSource) -> Outcome:
     """Outcome that enough annotators agree on. Raises RowProblem `disagreement`."""
     counts: Counter[Outcome] = Counter(outcome_of(vote, field) for vote in votes)
     if not counts:
@@ -318,24 +333,26 @@ def majority(votes: Sequence[Any], field: str, source: PreferenceSource) -> Outc
 
 
 def gold_of(ranking: float, row: Row, source: PreferenceSource) -> Gold:
-    """Gold with a ranking and the row's own scores, if any, on the scale of 1 to 5.
+    """Build the gold from a ranking and the row's own scores, if any, on the scale of 1 to 5.
 
     Raises:
         RowProblem: `malformed_label`, a score that is missing or not within the scale.
     """
     if row.get("score_1") is None and row.get("score_2") is None:
         return Gold(None, None, ranking)
-    return Gold(_read_score(row, "score_1", source), _read_score(row, "score_2", source), ranking)
+    score_1 = _read_score(row, "score_1", source)
+    score_2 = _read_score(row, "score_2", source)
+    return Gold(score_1, score_2, ranking)
 
 
 def _read_score(row: Row, name: str, source: PreferenceSource) -> float:
-    """Score of one response, mapped from the scale of the source to 1 … 5."""
+    """Read the score of one response, mapped from the scale of the source to 1 … 5."""
     value = row.get(name)
     if value is None:
         raise RowProblem("malformed_label", name, "one of two scores is missing")
     low = LOWEST_SCORE if source.scores is None else source.scores.low
     high = HIGHEST_SCORE if source.scores is None else source.scores.high
-    score = number(value, name)
+    score = read_number(value, name)
     if not low <= score <= high:
         raise RowProblem("malformed_label", name, f"{score:g} is not within {low:g} … {high:g}")
     return LOWEST_SCORE + (score - low) / (high - low) * (HIGHEST_SCORE - LOWEST_SCORE)

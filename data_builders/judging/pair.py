@@ -42,7 +42,7 @@ class PreferencePair:
         history: conversation up to the user's turn that is answered; () if `frame` holds it.
         principle: criterion to judge by, if the row names one.
         frame: texts around the responses, if the row is a judging prompt itself.
-        sided: False if the row has no order of its own (chosen and rejected).
+        has_order: False if the row has no order of its own (chosen and rejected).
     """
 
     history: tuple[Message, ...]
@@ -51,7 +51,7 @@ class PreferencePair:
     gold: Gold
     principle: str | None = None
     frame: Frame | None = None
-    sided: bool = True
+    has_order: bool = True
 
     def swapped(self) -> PreferencePair:
         """Same pair with its responses in the other order."""

@@ -47,6 +47,7 @@ from posttrain.tokens.tokenizer import encoder_of, special_ids
 from reward.graders.base import Grader
 
 SHOWN_PAIRS = 24  # pairs of each category kept as text for the report
+# middle of a pair's id: what its two sides differ in
 _ID_PART: dict[Category, str] = {
     "no_tools": "right",
     "with_tools": "right",
@@ -108,7 +109,7 @@ class BuiltPairs:
 
 
 def load_pair_renderer(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> PromptRenderer:
-    """Tokenizer and template of the samples, or those of the recipe where the samples hold none.
+    """Load tokenizer and template of the samples, or those of the recipe if the samples hold none.
 
     Raises:
         ConfigError: neither or both name a tokenizer, two artifacts differ, or the template reads
@@ -139,6 +140,7 @@ def load_pair_renderer(recipe: BuildDpoConfig, parents: Sequence[Manifest]) -> P
 
 
 def _tokenizer_digest(samples: Manifest) -> str | None:
+    """Digest of the tokenizer that sampled; None if the samples do not name it."""
     return samples.stats.get("tokenizer", {}).get("digest")
 
 
@@ -165,7 +167,7 @@ def build_pairs(
     with (out / "scores.jsonl").open("w", encoding="utf-8") as file:
         for number, samples in enumerate(recipe.samples):
             for prompt, grades in grade_samples(Path(samples), graders, work=work / f"{number}"):
-                _propose(prompt, grades, pool, recipe, encoder)
+                _propose_sampled(prompt, grades, pool, recipe, encoder)
                 file.writelines(f"{json_text(row)}\n" for row in _score_rows(prompt, grades))
                 on_progress("grading", pool.completions)
     offline = _propose_offline(recipe, encoder, pool, base_dir, on_progress)
@@ -181,22 +183,23 @@ def build_pairs(
     # -- write the selected pairs with their ids
     shown: list[Pair] = []
 
-    def write_and_show() -> Iterator[Pair]:
+    def keep_first_pairs() -> Iterator[Pair]:
+        """Yield the selected pairs; those shown in the report are kept on the way."""
         written: Counter[str] = Counter()
-        for pair in chosen_pairs(recipe, selection.pairs, pool, encoder, work=work):
+        for pair in selected_pairs(recipe, selection.pairs, pool, encoder, work=work):
             written[pair.category] += 1
             if written[pair.category] <= SHOWN_PAIRS:
                 shown.append(pair)
             on_progress("writing", written.total())
             yield pair
 
-    files = write_pairs(write_and_show(), out / "pairs", "train")
+    files = write_pairs(keep_first_pairs(), out / "pairs", "train")
     assert sum(files.values()) == len(selection.pairs)
     return BuiltPairs(recipe, pool, selection, files, shown)
 
 
 def _offline_line(pool: CandidatePool) -> str:
-    """Counts of the offline rows by drop reason, for the error where there are no pairs."""
+    """Line of the offline rows by drop reason, for the error if there are no pairs."""
     reasons = [
         f"{count:,} {reason} ({pool.examples.get(reason, 'no example')})"
         for reason, count in pool.unused.most_common()
@@ -204,14 +207,14 @@ def _offline_line(pool: CandidatePool) -> str:
     return f"{pool.offline_rows:,} rows: {'; '.join(reasons)}"
 
 
-def _propose(
+def _propose_sampled(
     prompt: Prompt,
     grades: Grades,
     pool: CandidatePool,
     recipe: BuildDpoConfig,
     encoder: PairEncoder,
 ) -> None:
-    """Add the candidate pairs of one graded prompt to the pool."""
+    """Add the candidate pairs of one graded prompt to the pool, with the reasons of the unused."""
     encoded = encode_completions(prompt, [completion for completion, *_ in grades], encoder)
     summaries: list[GradedCompletion] = []
     encoded_by_index: dict[int, Encoded] = {}
@@ -221,10 +224,13 @@ def _propose(
             encoded_by_index[completion.index] = ids
 
     def compare(a: GradedCompletion, b: GradedCompletion) -> float | None:
-        left = encoded_by_index[a.index]
-        right = encoded_by_index[b.index]
+        """Distance of two completions; None if they have no common prompt."""
+        encoded_a = encoded_by_index[a.index]
+        encoded_b = encoded_by_index[b.index]
         # rendered from text, an answer without a trace has the prompt of thinking off
-        return distance(left.ids, right.ids) if left.prompt_ids == right.prompt_ids else None
+        if encoded_a.prompt_ids != encoded_b.prompt_ids:
+            return None
+        return distance(encoded_a.ids, encoded_b.ids)
 
     candidates = propose_pairs(pool.prompts, prompt, summaries, recipe, compare)
     pool.add(prompt, grades, candidates, right_at=recipe.right_at)
@@ -236,7 +242,7 @@ def _propose(
 
 
 def _score_rows(prompt: Prompt, grades: Grades) -> Iterator[dict[str, Any]]:
-    """Rows of `scores.jsonl`: the score of each completion, and its tool calls."""
+    """Yield the rows of `scores.jsonl`: the score of each completion, and its tool calls."""
     for completion, score, detection in grades:
         calls = [
             {"form": call.form, "part": call.part, "kind": call.kind, "text": call.text}
@@ -259,14 +265,14 @@ def _propose_offline(
     on_progress: OnProgress,
 ) -> Iterator[Pair]:
     """Add the usable pairs of files to the pool, and yield them with their token ids."""
-    seen: set[str] = set()
+    accepted_ids: set[str] = set()
     for source in recipe.offline:
         counts = RowCounts()
         pairs = read_offline(source, encoder, base_dir=base_dir, seed=recipe.seed, counts=counts)
         for pair, rows in pairs:
             pool.offline_rows += rows
             on_progress("reading offline pairs", pool.offline_rows)
-            dropped = why_dropped(pair, seen, recipe)
+            dropped = why_dropped(pair, accepted_ids, recipe)
             if dropped is not None:
                 pool.unused[dropped["reason"]] += rows
                 if "file" in dropped:
@@ -277,14 +283,14 @@ def _propose_offline(
                 continue
             assert isinstance(pair, Pair)
             # an offline pair counts as a prompt of its own, after the sampled ones
-            number = pool.prompts + len(seen)
-            seen.add(pair.id)
+            number = pool.prompts + len(accepted_ids)
+            accepted_ids.add(pair.id)
             pool.candidates.append(offline_candidate(pair, number, rows, recipe.seed))
             yield pair
         pool.unread += [[source.name, name, *column] for name, column in counts.unread.items()]
 
 
-def chosen_pairs(
+def selected_pairs(
     recipe: BuildDpoConfig,
     pairs: Iterable[CandidatePair],
     pool: CandidatePool,
@@ -292,11 +298,14 @@ def chosen_pairs(
     *,
     work: Path,
 ) -> Iterator[Pair]:
-    """The selected pairs with their ids and texts, in order of prompt."""
+    """Yield the selected pairs with their ids and texts, in order of prompt.
+
+    The samples are read a second time, since the pool holds no texts.
+    """
     by_prompt: dict[int, list[CandidatePair]] = defaultdict(list)
     for pair in pairs:
         by_prompt[pair.prompt].append(pair)
-    number = 0
+    number = 0  # of the prompt, as it was counted when the candidates were proposed
     for samples in recipe.samples:
         for prompt, completions in read_groups(Path(samples)):
             if selected := by_prompt.get(number):
@@ -316,9 +325,12 @@ def _encode_pairs(
     pairs: Sequence[CandidatePair],
     encoder: PairEncoder,
 ) -> Iterator[Pair]:
-    """Pairs of one prompt with token ids and texts; only the completions in a pair are encoded."""
-    used = {side.index for pair in pairs for side in (pair.chosen, pair.rejected)}
-    paired = [completion for completion in completions if completion.index in used]
+    """Yield pairs of one prompt with ids and texts; only the completions in a pair are encoded."""
+    paired_indices: set[int] = set()
+    for pair in pairs:
+        paired_indices.add(pair.chosen.index)
+        paired_indices.add(pair.rejected.index)
+    paired = [completion for completion in completions if completion.index in paired_indices]
     encoded_by_index: dict[int, Encoded] = {}
     text_by_index: dict[int, str] = {}
     for completion, ids in zip(paired, encode_completions(prompt, paired, encoder), strict=True):
@@ -358,7 +370,7 @@ def _encode_pairs(
 def write_side_files(
     built: BuiltPairs, out: Path, renderer: PromptRenderer
 ) -> dict[str, int | None]:
-    """Write the tokenizer, the pairs to read and the dropped rows; return all files with rows."""
+    """Write tokenizer, pairs to read and dropped rows. Returns all files with their rows."""
     files: dict[str, int | None] = {
         f"tokenizer/{name}": None for name in renderer.save(out / "tokenizer")
     }

@@ -41,7 +41,9 @@ _INSIGNIFICANT = re.compile(r"[\W_]+")
 def grade_samples(
     samples: Path, graders: Mapping[str, Grader], *, work: Path
 ) -> Iterator[tuple[Prompt, Grades]]:
-    """Every prompt of a `samples` artifact, with each completion, its score and its calls.
+    """Grade a `samples` artifact: yield each prompt with its completions, their scores and calls.
+
+    Scores that `work` holds already are read from there; new ones are written there.
 
     Args:
         graders: by the name that prompts use; a prompt that names none stays unscored.
@@ -64,7 +66,11 @@ def grade_samples(
         rows = jsonl_rows(file.read_text("utf-8"))
         scores = (Score(row["value"], row["answer"], row["explanation"]) for row in rows)
         for prompt, completions in batch:
-            yield prompt, [(c, next(scores), detect_in_completion(c, prompt)) for c in completions]
+            grades: list[tuple[Completion, Score, CallDetection]] = []
+            for completion in completions:
+                detection = detect_in_completion(completion, prompt)
+                grades.append((completion, next(scores), detection))
+            yield prompt, grades
 
 
 def read_groups(samples: Path) -> Iterator[Group]:
@@ -106,21 +112,23 @@ def unformatted_by_setting(samples: Path) -> Counter[str]:
 
 
 def _score_rows(groups: Sequence[Group], graders: Mapping[str, Grader]) -> list[dict[str, Any]]:
-    """Rows of the scores of all completions in order; each grader is called once for all of its."""
-    attempts = [Attempt(prompt, c) for prompt, completions in groups for c in completions]
+    """Score all completions, in order, with one call of each grader. Returns a row for each."""
+    attempts: list[Attempt] = []
+    for prompt, completions in groups:
+        attempts += [Attempt(prompt, completion) for completion in completions]
     scores = [Score(None, None, "the prompt names no grader")] * len(attempts)
     positions_by_grader: dict[str, list[int]] = {}
-    for k, attempt in enumerate(attempts):
+    for position, attempt in enumerate(attempts):
         if attempt.prompt.grader is not None:
-            positions_by_grader.setdefault(attempt.prompt.grader, []).append(k)
+            positions_by_grader.setdefault(attempt.prompt.grader, []).append(position)
     for name, positions in sorted(positions_by_grader.items()):
         if name not in graders:
             raise ConfigError(
                 f"a prompt is to be graded by {name!r}; there are {', '.join(sorted(graders))}"
             )
-        grader_scores = graders[name].grade([attempts[k] for k in positions])
-        for k, score in zip(positions, grader_scores, strict=True):
-            scores[k] = score
+        grader_scores = graders[name].grade([attempts[position] for position in positions])
+        for position, score in zip(positions, grader_scores, strict=True):
+            scores[position] = score
     return [
         {"value": score.value, "answer": score.answer, "explanation": score.explanation}
         for score in scores
@@ -156,13 +164,17 @@ class GradedCompletion:
 
     @property
     def truncated(self) -> bool:
+        """True if a limit ended the completion."""
         return self.finish in TRUNCATED
 
 
 def summarize_completion(
     completion: Completion, score: Score, detection: CallDetection, encoded: Encoded | None
 ) -> GradedCompletion:
-    """Figures of a completion for pair building; one without ids counts as failed."""
+    """Reduce a completion to the figures that pair building needs; without ids it counts as failed.
+
+    The pool holds the figures of all completions in memory, and no text.
+    """
     sampled_text = "".join(step.text for step in completion.steps)
     text_parts: list[str] = []
     calls: list[tuple[str, str]] = []
@@ -195,7 +207,8 @@ def reading_text(completion: Completion) -> str:
             parts += [
                 f"\n[call {call.name}: {call.arguments}]\n" for call in step.parsed.tool_calls
             ]
-        parts += [f"\n[{m.name or m.role}: {m.content}]\n" for m in step.results]
+        for result in step.results:
+            parts.append(f"\n[{result.name or result.role}: {result.content}]\n")
     return "".join(parts)
 
 

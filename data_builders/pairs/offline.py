@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_builders.dialects import Conversation, RowProblem, canonical, reading_of
+from data_builders.dialects import Conversation, RowProblem, canonicalise, reading_of
 from data_builders.dialects.texts import read_side
 from data_builders.filters.structure import structural_drop
-from data_builders.judging.dialects import number
+from data_builders.judging.dialects import read_number
 from data_builders.judging.pair import marked_turns, shared_messages
 from data_builders.keyed import key64
 from data_builders.pairs.candidates import CandidatePair
@@ -301,7 +301,7 @@ def pair_rows(raws: RawRows, config: SourceConfig, *, seed: int) -> Iterator[Pai
         if isinstance(raw, Drop):
             yield raw, 1
             continue
-        raw = raw._replace(row=dict(canonical(raw.row, config)))
+        raw = raw._replace(row=dict(canonicalise(raw.row, config)))
         is_rated = _RATED_COLUMNS.issubset(raw.row)
         if group and not (is_rated and raw.row["prompt"] == group[0].row["prompt"]):
             yield _pair_row(group, seed), len(group)
@@ -329,7 +329,10 @@ def _paired(rows: Sequence[Row], seed: int) -> dict[str, Any]:
     if "chosen" in row or "rejected" in row:
         return _check_ratings(row)
     if _RATED_COLUMNS.issubset(row):
-        rated = [(row["response"], number(row["helpfulness"], "helpfulness")) for row in rows]
+        rated: list[tuple[Any, float]] = []
+        for rated_row in rows:
+            rating = read_number(rated_row["helpfulness"], "helpfulness")
+            rated.append((rated_row["response"], rating))
         chosen, rejected = _best_and_lower(rated, seed, row["prompt"])
         return _with_sides(row, row["prompt"], chosen, rejected)
     if isinstance(row.get("completions"), list):
@@ -360,7 +363,7 @@ def _check_ratings(row: Row) -> dict[str, Any]:
     """
     for names in _RATING_COLUMNS:
         if all(row.get(name) is not None for name in names):
-            chosen, rejected = (number(row[name], name) for name in names)
+            chosen, rejected = (read_number(row[name], name) for name in names)
             if chosen == rejected:
                 raise RowProblem("tie", ", ".join(names), f"both sides have {chosen:g}")
             if chosen < rejected:
@@ -374,7 +377,8 @@ def _rated_completion(completion: Any, index: int) -> RatedResponse:
     field = f"completions[{index}]"
     if not isinstance(completion, dict) or not {"response", "overall_score"} <= completion.keys():
         raise RowProblem("malformed_message", field, "response and overall_score are needed")
-    return completion["response"], number(completion["overall_score"], f"{field}.overall_score")
+    score = read_number(completion["overall_score"], f"{field}.overall_score")
+    return completion["response"], score
 
 
 def _best_and_lower(responses: Sequence[RatedResponse], seed: int, prompt: Any) -> tuple[Any, Any]:
@@ -396,7 +400,7 @@ def _preference(value: Any, field: str) -> float:
     """Strength of a preference, in [-3, 3] without 0; negative where the first is preferred."""
     if value is None:
         raise RowProblem("no_preference", field, "the row does not say which is better")
-    strength = number(value, field)
+    strength = read_number(value, field)
     if strength == 0:
         raise RowProblem("tie", field, "neither response is preferred")
     if abs(strength) > _MAX_STRENGTH:

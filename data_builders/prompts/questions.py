@@ -75,7 +75,7 @@ class RowQuestion:
 
 
 def field_of(row: Row, path: str) -> Any:
-    """Value of a field. Raises RowProblem `missing_field`."""
+    """Look up the value of a field. Raises RowProblem `missing_field`."""
     try:
         return lookup(row, path)
     except KeyError:
@@ -83,7 +83,7 @@ def field_of(row: Row, path: str) -> Any:
 
 
 def text_of(row: Row, path: str) -> str:
-    """Text of a field that holds text or a number. Raises RowProblem."""
+    """Read the text of a field that holds text or a number. Raises RowProblem if it is empty."""
     value = field_of(row, path)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise RowProblem("malformed_field", path, f"text is needed, found {value!r:.80}")
@@ -93,12 +93,15 @@ def text_of(row: Row, path: str) -> str:
     return text
 
 
-def carried(row: Row, paths: tuple[str, ...], **more: Any) -> str:
-    """Metadata of a question as JSON text.
+def metadata_text(row: Row, paths: tuple[str, ...], **more: Any) -> str:
+    """Collect the metadata of a question as JSON text; fields that the row lacks are left out.
 
     Args:
         paths: fields of the row to carry along, each under the last part of its path.
         more: further keys.
+
+    Raises:
+        RowProblem: `malformed_metadata`, a value that JSON cannot express.
     """
     metadata: dict[str, Any] = {}
     for path in paths:
@@ -123,17 +126,17 @@ def read_chat(row: Row, source: ChatPrompts) -> RowQuestion:
     answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
     # the last answer goes, with everything between it and its question
     end = answers[-1] if answers else len(messages)
-    users = [i for i, message in enumerate(messages[:end]) if message.role == "user"]
-    if not users:
+    user_turns = [i for i, message in enumerate(messages[:end]) if message.role == "user"]
+    if not user_turns:
         raise RowProblem("no_user", "messages", "no user turn to answer")
-    messages = messages[: users[-1] + 1]
+    messages = messages[: user_turns[-1] + 1]
     if (empty := first_empty(messages, "user")) is not None:
         raise RowProblem("empty_user_turn", f"message {empty}", "a user turn without text")
     return RowQuestion(
         messages=messages,
         tools=conversation.tools,
         gold=None if source.gold is None else text_of(row, source.gold),
-        metadata=carried(row, source.metadata),
+        metadata=metadata_text(row, source.metadata),
         row=row,
     )
 
@@ -150,18 +153,19 @@ def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
     if source.gold is not None:
         gold = _gold_letter(row, source, options) if options else _gold_text(row, source)
     system = () if source.system is None else (Message("system", source.system),)
+    shown_options = {"options": options} if options else {}
     return RowQuestion(
         messages=(*system, Message("user", fill(source.text, question, options))),
         tools=None,
         gold=gold,
-        metadata=carried(row, source.metadata, **({"options": options} if options else {})),
+        metadata=metadata_text(row, source.metadata, **shown_options),
         row=row,
         text=question,
     )
 
 
 def _gold_text(row: Row, source: QuestionPrompts) -> str:
-    """Gold of a row: the whole field, or the last match of the source's pattern in it."""
+    """Read the gold of a row: the whole field, or the last match of the source's pattern in it."""
     text = text_of(row, str(source.gold))
     if source.gold_pattern is None:
         return text
@@ -174,7 +178,7 @@ def _gold_text(row: Row, source: QuestionPrompts) -> str:
 
 
 def _option_texts(row: Row, source: QuestionPrompts) -> list[str]:
-    """Texts of the options, in the order of the row."""
+    """Read the texts of the options, in the order of the row."""
     if len(source.options) == 1:
         values = field_of(row, source.options[0])
         if not isinstance(values, list) or not 2 <= len(values) <= len(OPTION_LETTERS):
@@ -184,7 +188,7 @@ def _option_texts(row: Row, source: QuestionPrompts) -> list[str]:
 
 
 def _shown_options(row: Row, source: QuestionPrompts, question: str) -> dict[str, str]:
-    """Letter → text of each option, in the order in which the prompt shows them."""
+    """Letter → text of each option, in the order in which the prompt shows them; maybe shuffled."""
     if not source.options:
         return {}
     texts = _option_texts(row, source)
@@ -235,9 +239,9 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
     if metadata["grading"] == "question":
         raise RowProblem("needs_replies", "metadata.grading", "its user answers back")
     messages = row["messages"]
-    if "reference" not in row:
-        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-        messages = messages[: users[metadata["turns"] - 1] + 1]
+    if "reference" not in row:  # a row for training: its answer stands among the messages
+        user_turns = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        messages = messages[: user_turns[metadata["turns"] - 1] + 1]
     state = metadata["initial_state"]
     return RowQuestion(
         messages=tuple(message_of(message) for message in messages),
@@ -252,6 +256,7 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
 
 
 def _environment_of(source: EnvironmentPrompts) -> RLVREnvironment:
+    """Environment of a source, by its name."""
     environment = find_environment(source.environment)
     assert environment is not None, "the plan has looked it up"
     return environment
@@ -304,7 +309,7 @@ READERS: Mapping[str, Callable[[Row, Any], RowQuestion]] = {
 
 
 def total_counts(sources: Iterable[RowCounts]) -> Counts:
-    """Sum of the counts of all sources."""
+    """Add up the counts of all sources."""
     total = RowCounts()
     for counts in sources:
         total.rows_in += counts.rows_in
@@ -316,7 +321,7 @@ def total_counts(sources: Iterable[RowCounts]) -> Counts:
 def distinct_questions(
     source: AnySource, counts: RowCounts, *, seen: set[str], base_dir: Path
 ) -> Iterator[RowQuestion]:
-    """Questions of a source without duplicates; rows that give none are counted as dropped.
+    """Yield the questions of a source without duplicates, and count its rows, kept and dropped.
 
     Args:
         seen: digests of the questions of earlier sources; those of this one are added.

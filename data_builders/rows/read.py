@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from data_builders.dialects import RowProblem, fitting, read_row, reading_of
-from data_builders.dialects.columns import unread_names
+from data_builders.dialects import RowProblem, fitting_dialects, read_row, reading_of
+from data_builders.dialects.columns import counted_names
 from data_builders.dialects.reading import encoded
 from data_builders.filters.structure import structural_drop
 from data_builders.rows.files import open_rows
@@ -69,7 +69,7 @@ class RowCounts:
     def note_unread(self, unread: Mapping[str, object]) -> None:
         """Count the columns and keys of one row that were not read."""
         for path, value in unread.items():
-            for name in unread_names(path, value):
+            for name in counted_names(path, value):
                 # an example is formatted only once: values may be long
                 example = "" if name in self.unread else f"{value!r:.60}"
                 self._count_unread(name, 1, example)
@@ -200,7 +200,8 @@ def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
     if wrong_field := fields.problem(config.name):
         raise ConfigError(wrong_field)
     raw, problem = first_problem
-    dialects = " and ".join(fitting(raw.row, config)) or "no dialect (docs/guides/dialects.md)"
+    fitting = " and ".join(fitting_dialects(raw.row, config))
+    dialects = fitting or "no dialect (docs/guides/dialects.md)"
     dialect = f" of dialect {config.dialect}" if config.dialect else ""
     raise ConfigError(
         f"source {config.name!r}: none of its first {count:,} rows is a conversation{dialect}. "

@@ -98,7 +98,9 @@ def build_config(recipe: BuildSftConfig) -> dict[str, Any]:
 def set_up(
     recipe: BuildSftConfig, base_dir: Path, console: Console, *, dry_run: bool = False
 ) -> Setup:
-    """Load tokenizer, template and evaluation files, and check that they fit the data.
+    """Load tokenizer, template and evaluation files, and try them on the first rows of each source.
+
+    Prints the template, the tokenizer and the pad token.
 
     Raises:
         ConfigError: a path that matches nothing, a template that `check_template` refuses or,
@@ -126,9 +128,11 @@ def set_up(
         warnings += decontaminator.warnings
     source_problems: list[str] = []
     probes: list[Probe] = []
+    # a dry run extrapolates from the probes, so it reads more
+    probed_records = PROBED_DRY if dry_run else PROBED
     for source in recipe.sources:
         preparer = Preparer(recipe, source, renderer, decontaminator)
-        probe = probe_source(preparer, base_dir, records=PROBED_DRY if dry_run else PROBED)
+        probe = probe_source(preparer, base_dir, records=probed_records)
         probe_warnings, probe_problems = check_probe(probe, preparer, estimate=dry_run)
         warnings += probe_warnings
         source_problems += probe_problems
@@ -158,12 +162,13 @@ def show_plan(setup: Setup, console: Console) -> None:
 
 
 def _print_warnings(console: Console, warnings: Sequence[str]) -> None:
+    """Print a yellow line for each warning."""
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow")
 
 
 def build(setup: Setup, stage: Run, console: Console) -> bool:
-    """Build into the stage's directory. Returns False if the build was finished before.
+    """Build the data set into the run's directory. Returns False if it was finished before.
 
     Raises:
         ConfigError: the directory holds a finished data set of other inputs.
@@ -197,7 +202,7 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
             Path(recipe.parts_dir) if recipe.parts_dir else work / "parts",
             tokens={"tokenizer": encoder.digest, "template": template.digest},
             evaluation=setup.evaluation,
-            scratch=digest_of(str(out.resolve()))[:12],
+            build_id=digest_of(str(out.resolve()))[:12],
             executor=executor,
             stages=stages,
         )
@@ -234,7 +239,9 @@ def build(setup: Setup, stage: Run, console: Console) -> bool:
     renderer.tokenizer.chat_template = template.source
     for path in renderer.tokenizer.save_pretrained(out / "tokenizer"):
         files[str(Path(path).relative_to(out))] = None
-    samples = [row for source in sources for row in source.stats["samples"]]
+    samples: list[dict[str, Any]] = []
+    for source in sources:
+        samples += source.stats["samples"]
     files["samples.jsonl"] = write_jsonl(out / "samples.jsonl", samples)
     files[SUPERVISION] = write_jsonl(out / SUPERVISION, audit.worst.rows(encoder.decode))
     if recipe.write_dropped:
@@ -274,7 +281,7 @@ def _refuse_changes(setup: Setup, out: Path, inputs: Sequence[Input]) -> None:
 
 
 def _input_paths(setup: Setup) -> list[Path]:
-    """All files that the build reads, and the tokenizer's directory."""
+    """List all files that the build reads, and the tokenizer's directory."""
     paths: list[Path] = []
     for source in setup.recipe.sources:
         paths += input_files(source, setup.base_dir)
@@ -286,7 +293,7 @@ def _input_paths(setup: Setup) -> list[Path]:
 def _write_dropped(
     out: Path, sources: Sequence[PreparedSource], plan: BuildPlan, copies: Copies | None
 ) -> int:
-    """Write `dropped.jsonl`: drops of preparation, then those of the plan. Returns its lines."""
+    """Write `dropped.jsonl`: drops of preparation, then those of the plan. Returns their number."""
     parts: list[Path] = []
     for source in sources:
         parts += [folder / "dropped.jsonl" for folder in source.folders]

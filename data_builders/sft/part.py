@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,23 +57,25 @@ def prepare_sources(
     *,
     tokens: Mapping[str, Any],
     evaluation: Sequence[Input] = (),
-    scratch: str,
+    build_id: str,
     executor: Executor,
     stages: Stages,
 ) -> list[PreparedSource]:
-    """Prepare every part that `folder` does not hold yet.
+    """Prepare every part that `folder` does not hold yet. Returns all sources with their counts.
+
+    Folders of parts that this build left unfinished when it was killed are removed first.
 
     Args:
         parts: parts of each source, by its name.
         tokens: digests of the tokenizer and the template.
         evaluation: files that decontamination reads.
-        scratch: name of this build; parts that it left unfinished are removed.
+        build_id: name of this build, which marks the folders of its unfinished parts.
 
     Raises:
         DataError: a source lost more to a reason than the recipe allows; after its last part.
     """
     folder = folder.resolve()  # workers may have been started in another directory
-    for unfinished in folder.glob(f"*/*.{scratch}-*"):
+    for unfinished in folder.glob(f"*/*.{build_id}-*"):
         shutil.rmtree(unfinished, ignore_errors=True)
     folders: dict[str, list[Path]] = {}
     jobs: dict[Path, PartJob] = {}  # by folder: parts with the same rows are prepared once
@@ -84,7 +87,7 @@ def prepare_sources(
             part_folder = folder / source.name / digest_of({**key, "rows": rows})[:32]
             folders[source.name].append(part_folder)
             if part_folder not in jobs and read_counts(part_folder) is None:
-                jobs[part_folder] = PartJob(part, source, str(part_folder), scratch)
+                jobs[part_folder] = PartJob(part, source, str(part_folder), build_id)
     waiting_jobs = list(jobs.values())
     _show_progress(stages, parts, waiting_jobs)
 
@@ -125,7 +128,7 @@ def _finish_source(
     if problem := fields.problem(source.name):
         raise ConfigError(problem)
     stats = merged(counts, samples=_samples_per_source(recipe))
-    stats["samples"] = [read_sample(folders[part], k) for part, k in stats["samples"]]
+    stats["samples"] = [read_sample(folders[part], number) for part, number in stats["samples"]]
     problems = losses_exceeded(source.name, stats, recipe.limits)
     if left_out := left_out_exceeded(source.name, stats, recipe.limits):
         problems.append(left_out)
@@ -134,7 +137,8 @@ def _finish_source(
     return PreparedSource(source.name, stats, tuple(folders))
 
 
-# keys of a source that do not decide how its rows are prepared
+# keys of a source that do not decide how its rows are prepared: its files count by their content,
+# and the mix is made of prepared rows
 _NOT_IN_KEY = {"path", "share", "rows", "tokens", "max_epochs", "held_out"}
 
 
@@ -169,7 +173,7 @@ def _source_key(
 
 def _samples_per_source(recipe: BuildSftConfig) -> int:
     """Rendered samples that are kept of each source."""
-    return max(2, -(-SAMPLES_PER_BUILD // len(recipe.sources)))
+    return max(2, math.ceil(SAMPLES_PER_BUILD / len(recipe.sources)))
 
 
 class WorkerState:
@@ -198,12 +202,12 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class PartJob:
-    """Job that prepares one part into `folder`. `scratch` names this build, as in `PartWriter`."""
+    """Job that prepares one part into `folder`. `build_id` names this build, as in `PartWriter`."""
 
     part: Part
     source: SftSource
     folder: str
-    scratch: str
+    build_id: str
 
     def describe(self) -> str:
         """Place of the part, for messages."""
@@ -224,7 +228,7 @@ class PartJob:
         writes_columns = deduplication is not None or recipe.write_dropped
         part_writer = PartWriter(
             Path(self.folder),
-            scratch=self.scratch,
+            build_id=self.build_id,
             marks=preparer.renderer.marks,
             dedup=writes_columns,
         )
@@ -250,6 +254,7 @@ class PartJob:
                     examples = [item.example for item in kept]
                     columns = column_batch(examples, places, near=finds_near_duplicates)
                     write_columns(writer.files, *columns)
+                # rows that deduplication drops later are written by the build, not here
                 if recipe.write_dropped:
                     lines = "".join(_dropped_lines(batch, prepared, self.source.name))
                     writer.files["dropped.jsonl"].write(lines.encode())
@@ -259,12 +264,13 @@ class PartJob:
 
 
 def _characters(item: PlacedExample | Drop) -> int:
-    """Characters of a record's contents and traces; 0 for a dropped row."""
+    """Count the characters of a record's contents and traces; 0 for a dropped row."""
     if isinstance(item, Drop):
         return 0
-    return sum(
-        len(message.content) + len(message.reasoning or "") for message in item.example.messages
-    )
+    characters = 0
+    for message in item.example.messages:
+        characters += len(message.content) + len(message.reasoning or "")
+    return characters
 
 
 def _dropped_lines(

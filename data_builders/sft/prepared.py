@@ -85,17 +85,17 @@ class PartWriter(AbstractContextManager["PartWriter"]):
     """Writer of one part; the folder appears under its name when the part is finished.
 
     Args:
-        scratch: part of the unfinished folder's name; builds that share a folder give different
+        build_id: part of the unfinished folder's name; builds that share a folder give different
             ones.
         marks: token patterns by which each sequence's supervision is described.
         dedup: whether `files` holds files for the columns of deduplication, for the caller to fill.
     """
 
-    def __init__(self, folder: Path, *, scratch: str, marks: Marks, dedup: bool = False) -> None:
+    def __init__(self, folder: Path, *, build_id: str, marks: Marks, dedup: bool = False) -> None:
         self._folder = folder
         self._marks = marks
         # not by process id: two machines of a cluster may have the same
-        self._partial = folder.with_name(f"{folder.name}.{scratch}-{uuid.uuid4().hex}")
+        self._partial = folder.with_name(f"{folder.name}.{build_id}-{uuid.uuid4().hex}")
         self._partial.mkdir(parents=True)
         names = (*_FILES, *COLUMN_FILES) if dedup else _FILES
         self.files: dict[str, BinaryIO] = {n: (self._partial / n).open("wb") for n in names}

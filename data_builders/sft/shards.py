@@ -78,9 +78,9 @@ def write_splits(
     executor: Executor,
     stages: Stages,
 ) -> dict[str, int | None]:
-    """Pack and write both splits; files of an earlier, killed run are replaced.
+    """Pack and write both splits, and add the packs to the stats of the plan's groups.
 
-    The stats of the plan's groups receive their packs.
+    Files of an earlier, killed run are replaced.
 
     Args:
         scratch: directory for the plan's files, made anew.
@@ -95,7 +95,7 @@ def write_splits(
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
     stages.start("packing")
-    columns = [(s.name, s.folders, s.sequence_starts()) for s in sources]
+    source_files = [(s.name, s.folders, s.sequence_starts()) for s in sources]
     jobs: list[ShardJob] = []
     for split, groups in (("train", {"": plan.train}), ("eval", plan.evaluation)):
         numbers, packs = pack_split(split, groups, plan, sources, recipe)
@@ -104,9 +104,10 @@ def write_splits(
         packs_path = scratch / f"{split}.packs"
         numbers.astype("<u4").tofile(numbers_path)
         packs.tofile(packs_path)
-        files = SplitFiles(numbers_path, packs_path, columns, plan.passes, labels)
-        for k, (shard_packs, shard_sequences) in enumerate(cut_shards(packs, recipe.shards)):
-            jobs.append(ShardJob(f"{split}-{k:05d}", shard_packs, shard_sequences, files, out))
+        files = SplitFiles(numbers_path, packs_path, source_files, plan.passes, labels)
+        for number, (shard_packs, shard_sequences) in enumerate(cut_shards(packs, recipe.shards)):
+            name = f"{split}-{number:05d}"
+            jobs.append(ShardJob(name, shard_packs, shard_sequences, files, out))
     total = sum(len(job.sequences) for job in jobs)
     stages.start("writing shards", total=total, unit="sequences")
     for _ in executor.run(jobs, stages.advance):
@@ -129,10 +130,9 @@ def pack_split(
     sources: Sequence[PreparedSource],
     recipe: BuildSftConfig,
 ) -> tuple[Numbers, Rows]:
-    """Put every group in the order of its keys and pack it.
+    """Pack every group in the order of its keys, and add the packs to the group's stats.
 
-    No pack holds two groups, or two sequences of one conversation. The groups' stats receive their
-    packs.
+    No pack holds two groups, or two sequences of one conversation.
 
     Returns:
         The numbers of the split's sequences, pack after pack, and a `PACK` for each pack.
@@ -140,7 +140,7 @@ def pack_split(
     numbers = [np.empty(0, np.uint32)]
     packs = [np.empty(0, PACK)]
     packed_sequences = 0
-    for k, (label, group) in enumerate(groups.items()):
+    for group_index, (label, group) in enumerate(groups.items()):
         order = np.argsort(group.table["key"], kind="stable")
         lengths = group.table["length"][order]
         group_numbers = group.table["number"][order]
@@ -154,7 +154,7 @@ def pack_split(
         group_packs = np.zeros(len(packing), PACK)
         group_packs["stop"] = packed_sequences + packing.offsets[1:]
         group_packs["tokens"] = packing.fills(lengths)
-        group_packs["group"] = k
+        group_packs["group"] = group_index
         group.stats.add_packs(group_packs["tokens"].astype(np.int64))
         numbers.append(group_numbers[packing.positions])
         packs.append(group_packs)
@@ -212,8 +212,8 @@ class SplitFiles:
         # number in the source, until the parts of the source are known
         number_in_part = numbers - first_of[epoch_index]
         first_part = 0
-        for k, (_, folders, starts) in enumerate(self.sources):
-            in_source = source_of[epoch_index] == k
+        for source, (_, folders, starts) in enumerate(self.sources):
+            in_source = source_of[epoch_index] == source
             part = np.searchsorted(starts, number_in_part[in_source], side="right") - 1
             entries["part"][in_source] = first_part + part
             number_in_part[in_source] -= starts[part]
@@ -313,7 +313,7 @@ class ShardJob:
 def _record_batch(
     packs: Rows, entries: Rows, reader: Reader, split: SplitFiles, schema: pa.Schema
 ) -> pa.RecordBatch:
-    """Rows of the shard for some packs."""
+    """Build the rows of a shard for some packs."""
     lengths = entries["length"].astype(np.int32)
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     ids = np.empty(starts[-1], np.int32)
@@ -364,7 +364,7 @@ def _text_array(texts: Sequence[str]) -> pa.Array:
 
 
 def _index_table(waiting: Sequence[Rows], split: SplitFiles, reader: Reader) -> pa.Table:
-    """Rows of the index, one for each sequence, in the order of the shard."""
+    """Build the rows of the index, one for each sequence, in the order of the shard."""
     entries = np.concatenate(waiting)
     columns_to_read = [entries[name].tolist() for name in ("part", "text", "text_size")]
     texts: list[list[str]] = []
@@ -378,21 +378,22 @@ def _index_table(waiting: Sequence[Rows], split: SplitFiles, reader: Reader) -> 
     }
     for name in ("pack", "offset", "length", "trained", "turn", "epoch"):
         columns[name] = _integer_array(entries[name])
-    for k, name in enumerate(("record_id", "license", "dialect", "metadata")):
-        columns[name] = _text_array([text[k] for text in texts])
+    # the order in which `PartWriter` writes a record's texts
+    for position, name in enumerate(("record_id", "license", "dialect", "metadata")):
+        columns[name] = _text_array([text[position] for text in texts])
     arrays = [columns[field.name] for field in INDEX]
     return pa.Table.from_arrays(arrays, names=INDEX.names).cast(INDEX)
 
 
 def join_files(target: Path, parts: Sequence[Path], more_lines: Iterable[str] = ()) -> int:
     """Concatenate files of lines and append further lines. Returns the number of lines."""
-    n_lines = 0
+    lines_written = 0
     with target.open("wb") as file:
         for part in parts:
             content = part.read_bytes()
             file.write(content)
-            n_lines += content.count(b"\n")
+            lines_written += content.count(b"\n")
         for line in more_lines:
             file.write(line.encode())
-            n_lines += line.count("\n")
-    return n_lines
+            lines_written += line.count("\n")
+    return lines_written

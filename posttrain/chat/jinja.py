@@ -8,6 +8,7 @@ Python's insides, from files and from changing what it is given; it does not bou
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from datetime import datetime
@@ -188,6 +189,9 @@ def _message_aliases(tree: nodes.Template) -> frozenset[str]:
 Renderer = Callable[..., str]
 
 
+# a stage loads its template more than once, and to compile one takes longer than to render hundreds
+# of chats; a compiled template keeps nothing from one render to the next
+@functools.lru_cache(maxsize=64)
 def compile_template(source: str) -> tuple[Renderer, bool]:
     """Compile a template into a function of its variables, with marks in its message loop.
 

@@ -69,6 +69,10 @@ class ChatTemplate:
     name: str = "template"
     variables: Mapping[str, Any] = field(default_factory=dict[str, Any])
     special_tokens: tuple[str, ...] = ()
+    # derived from the fields above, once
+    has_message_loop: bool = field(init=False)
+    _render: Any = field(init=False, repr=False, compare=False)
+    _special: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         try:
@@ -76,16 +80,11 @@ class ChatTemplate:
         # SyntaxError: Jinja writes Python, whose compiler has limits of its own
         except (jinja2.TemplateError, SyntaxError, ValueError, RecursionError) as error:
             raise RenderError(f"{self.name}: not a usable chat template: {error}") from error
-        # derived from the fields above, computed once
         object.__setattr__(self, "_render", render)
         object.__setattr__(self, "has_message_loop", has_message_loop)
         longest_first = sorted(self.special_tokens, key=len, reverse=True)
-        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
+        pattern = "|".join(map(re.escape, longest_first)) or "(?!)"  # without tokens: no match
         object.__setattr__(self, "_special", re.compile(pattern))
-
-    has_message_loop: bool = field(init=False)
-    _render: Any = field(init=False, repr=False, compare=False)
-    _special: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     @property
     def digest(self) -> str:
@@ -148,7 +147,7 @@ def _mark(name: str) -> str:
 
 
 def _read_marks(marked: str, count: int) -> RenderedLayout:
-    """Take the marks of `count` messages out of a text."""
+    """Take the marks of `count` messages out of a text, and note where they stood in it."""
     text_before, *marked_pieces = marked.split(_MARK_OPEN)
     pieces = [text_before]
     position = len(text_before)

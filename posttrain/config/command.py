@@ -105,7 +105,7 @@ def parse_recipe(
     *,
     read: Callable[[str], dict[str, Any]] = read_recipe,
 ) -> tuple[Schema, argparse.Namespace]:
-    """Parse a command line into the validated recipe and the options.
+    """Parse a command line into the validated recipe and the options; note missing charts.
 
     Overrides may stand before, between and after options.
 
@@ -132,7 +132,7 @@ def parse_recipe(
     if options.print_config:
         print(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
         sys.exit()
-    if find_spec("matplotlib") is None:
+    if find_spec("matplotlib") is None:  # before hours of work, whose page would be without them
         print("no charts on the pages: pip install 'posttrain[report]'", file=sys.stderr)
     return recipe, options
 
@@ -144,37 +144,37 @@ def unknown_option(
 
     `--dryrun` is taken for the nearest option, `--learning_rate 1e-4` for a key of the recipe.
     """
-    options = re.findall(r"--[a-z][a-z-]*", parser.format_usage())
-    written, equals, value = option.partition("=")
-    if near := difflib.get_close_matches(written.replace("_", "-"), options, n=1, cutoff=0.85):
-        return ConfigError(f"{written} is no option (did you mean {near[0]!r}?)")
+    known_options = re.findall(r"--[a-z][a-z-]*", parser.format_usage())
+    name, equals, value = option.partition("=")
+    # a high cutoff: a key of the recipe must not be taken for an option
+    similar = difflib.get_close_matches(name.replace("_", "-"), known_options, n=1, cutoff=0.85)
+    if similar:
+        return ConfigError(f"{name} is no option (did you mean {similar[0]!r}?)")
     if not equals:
-        following = arguments[arguments.index(option) + 1 :][:1]
-        value = next((word for word in following if not word.startswith("-")), "VALUE")
-    key = written.lstrip("-").replace("-", "_")
+        value = "VALUE"
+        next_arguments = arguments[arguments.index(option) + 1 :]
+        if next_arguments and not next_arguments[0].startswith("-"):
+            value = next_arguments[0]
+    key = name.lstrip("-").replace("-", "_")
     keys = keys_of_recipe(schema)
     is_block = any(recipe_key.startswith(f"{key}.") for recipe_key in keys)
     if key in keys and not is_block:
-        return ConfigError(f"{written} is no option: keys are set without dashes: {key}={value}")
+        return ConfigError(f"{name} is no option: keys are set without dashes: {key}={value}")
     hint = key_hint(schema, key.split("."), key)
     proposal = re.search(r"did you mean '([^']+)'", hint)
     example = f": {proposal[1]}={value}" if proposal else f", as key.path=value{hint}"
-    return ConfigError(
-        f"{written} is no option: keys of the recipe are set without dashes{example}"
-    )
+    return ConfigError(f"{name} is no option: keys of the recipe are set without dashes{example}")
 
 
 def run_command(main: Callable[[], None]) -> None:
     """Run a script's main; the user's mistakes, Ctrl-C and `| head` end it without a traceback.
 
+    Libraries are silenced for the whole process first.
+
     Raises:
         SystemExit: with the exit status of a failed or interrupted command.
     """
-    # trl sends telemetry by default; the libraries read this variable when they are imported
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    # libraries warn their callers of changes to come, which is nothing that a user could mend
-    warnings.filterwarnings("ignore", category=FutureWarning)
-    logging.getLogger("DeepSpeed").addFilter(_no_accelerator_line)
+    _silence_libraries()
     try:
         with _terminable():
             main()
@@ -190,7 +190,7 @@ def run_command(main: Callable[[], None]) -> None:
         if number != signal.SIGINT:
             cause = f"ended by {signal.Signals(number).name}"
         message = f"{cause}; rerun the same command to resume"
-        if not _printed_by_another(message):
+        if not _report_to_torchrun(message):
             print(message, file=sys.stderr)
         sys.exit(128 + number)  # the shell's code for a process that a signal ended
     except Exception as error:
@@ -199,11 +199,20 @@ def run_command(main: Callable[[], None]) -> None:
             raise
         if _ACCELERATE in os.environ and OWN_LAUNCHER not in os.environ:
             message = f"{message} {_REPORT_FOLLOWS}"
-        sys.exit(1 if _printed_by_another(message) else message)
+        sys.exit(1 if _report_to_torchrun(message) else message)
     finally:
         if _stdout_is_closed():
             # Python flushes at exit and would print a second BrokenPipeError
             os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
+
+
+def _silence_libraries() -> None:
+    """Switch off telemetry, and warnings and log lines of libraries that no user can act on."""
+    # trl sends telemetry by default; the libraries read this variable when they are imported
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    # libraries warn their callers of changes to come, which is nothing that a user could mend
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("DeepSpeed").addFilter(_is_no_accelerator_line)
 
 
 @contextlib.contextmanager
@@ -221,8 +230,8 @@ def _terminable() -> Generator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _no_accelerator_line(record: logging.LogRecord) -> bool:
-    """Filter for DeepSpeed's line on its device at import; the plan prints the device too."""
+def _is_no_accelerator_line(record: logging.LogRecord) -> bool:
+    """Filter out DeepSpeed's line on its device at import; the plan prints the device too."""
     return not record.getMessage().startswith("Setting accelerator")
 
 
@@ -238,7 +247,9 @@ def _user_message(error: Exception) -> str | None:
     file = error.filename2 or error.filename
     if error.errno == errno.ENOSPC and not file:  # a write to an open file names no file
         return str(error.strerror)
-    return f"{file}: {error.strerror}" if file and error.errno in _USER_ERRNOS else None
+    if file and error.errno in _USER_ERRNOS:
+        return f"{file}: {error.strerror}"
+    return None
 
 
 def _stdout_is_closed() -> bool:
@@ -248,26 +259,26 @@ def _stdout_is_closed() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-def _printed_by_another(message: str) -> bool:
+def _report_to_torchrun(message: str) -> bool:
     """Write the message to torchrun's error file; True if another process prints the message.
 
     False without torchrun.
     """
-    report = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not report:
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not error_file:
         return False
     entry = {"message": message, "timestamp": int(time.time())}
-    Path(report).write_text(json.dumps(entry), "utf-8")
+    Path(error_file).write_text(json.dumps(entry), "utf-8")
     # attempt_0/RANK/error.json: the first process of a machine prints for all
     try:
-        (Path(report).parents[1] / "printed").touch(exist_ok=False)
+        (Path(error_file).parents[1] / "printed").touch(exist_ok=False)
     except FileExistsError:
         return True
     return False
 
 
 def _install_hint(module: str) -> str | None:
-    """Command that installs a missing module; None if none of our extras has it."""
+    """Sentence on how to install a missing module; None if none of our extras has it."""
     package = module.partition(".")[0]
     try:
         requirements = importlib.metadata.requires("posttrain") or []

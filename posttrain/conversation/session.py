@@ -116,7 +116,7 @@ class Session:
             self.terminal.note(f"[failed: {error}]")
 
     async def say(self, text: str) -> Completion:
-        """Send the user's text and add the answer to the history.
+        """Send the user's text, run the tools that are called, and add a good turn to the history.
 
         A turn that failed or was cancelled is not added, nor is one in which the model wrote a
         token that frames messages: no later prompt could hold it.
@@ -145,11 +145,10 @@ class Session:
         texts: list[str] = []
         for message in completion.messages:
             texts += message_texts(message)
-        framing_text = next((text for text in texts if unframed(text) != text), None)
-        if framing_text:
-            error = (
-                f"a token that frames messages is in {framing_text[:100]!r}; the turn is left out"
-            )
+        texts_with_frames = [text for text in texts if unframed(text) != text]
+        if texts_with_frames:
+            excerpt = repr(texts_with_frames[0][:100])
+            error = f"a token that frames messages is in {excerpt}; the turn is left out"
             completion = replace(completion, finish="failed", error=error)
         if completion.finish != "failed":
             self.messages = (*self.messages, user, *completion.messages)
@@ -167,8 +166,9 @@ class Session:
             self.terminal.shows_reasoning = not self.terminal.shows_reasoning
             if not self.terminal.shows_reasoning:
                 return "reasoning is folded"
-            trace = next((m.reasoning for m in reversed(self.messages) if m.reasoning), "")
-            return f"reasoning is shown\n{trace.strip()}".rstrip()
+            traces = [message.reasoning for message in self.messages if message.reasoning]
+            last_trace = traces[-1].strip() if traces else ""
+            return f"reasoning is shown\n{last_trace}".rstrip()
         if name == "/system":
             self.system = argument.strip() or None
             return "system message set" if self.system else "no system message"
@@ -176,16 +176,17 @@ class Session:
             self.messages = ()
             return "forgotten"
         commands = REASONING_HELP + HELP if self.reasons else HELP
-        return commands if name == "/help" else f"no command {name}\n{commands}"
+        if name == "/help":
+            return commands
+        return f"no command {name}\n{commands}"
 
 
 def open_checkpoint(
     path: str, terminal: Terminal, *, chat_template: str
 ) -> tuple[Sampler, dict[str, Any], bool]:
-    """Load a checkpoint for a conversation.
+    """Load a checkpoint: its sampler, its own sampling parameters, and whether it can reason.
 
-    Returns its sampler, the sampling parameters of its generation config, and whether its template
-    knows reasoning.
+    The parameters are those of its generation config; it can reason if its template knows how.
 
     Args:
         path: folder or hub id.
@@ -212,6 +213,7 @@ def open_checkpoint(
     )
 
     def show(prompt: Ids, text: str) -> None:
+        """Show a piece of the answer; the prompt's end tells whether the first is reasoning."""
         if not terminal.splitter.has_text:
             prompt_end = encoder.decode(prompt[-_TAIL:]).rstrip()
             terminal.splitter.begin(in_reasoning=prompt_end.endswith(OPEN))
@@ -227,7 +229,7 @@ def open_checkpoint(
 def open_server(
     client: Client, backend: ChatBackend, *, sent: Collection[str], terminal: Terminal
 ) -> Sampler:
-    """Sampler of a server.
+    """Build the sampler of a server, which shows its answers in the terminal as they come.
 
     Args:
         sent: names of the sampling parameters that are sent, those that the user gave; the server

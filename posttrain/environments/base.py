@@ -8,7 +8,9 @@ an environment itself fails its completion (`attempt`).
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -60,6 +62,21 @@ class Toolkit(Protocol):
         ...
 
 
+# a check takes longer than most calls, and every completion opens its environment's tools anew
+@functools.lru_cache(maxsize=1024)
+def _schema_problem(text: str) -> str | None:
+    """Message about a text that is the JSON of no JSON schema."""
+    # imported here: sampling's recipes load this module, and most declare no tools
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import SchemaError
+
+    try:
+        Draft202012Validator.check_schema(json.loads(text))
+    except SchemaError as error:
+        return str(error.message)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A tool.
@@ -75,14 +92,9 @@ class Tool:
     run: Callable[..., str | Awaitable[str]]
 
     def __post_init__(self) -> None:
-        # imported here: sampling's recipes load this module, and most declare no tools
-        from jsonschema import Draft202012Validator
-        from jsonschema.exceptions import SchemaError
-
-        try:
-            Draft202012Validator.check_schema(self.parameters)
-        except SchemaError as error:
-            raise ConfigError(f"tool {self.name}: parameters: {error.message}") from error
+        problem = _schema_problem(json_text(self.parameters))
+        if problem is not None:
+            raise ConfigError(f"tool {self.name}: parameters: {problem}")
         if self.parameters.get("type") != "object":
             raise ConfigError(f"tool {self.name}: parameters must be a schema of type object")
 

@@ -44,6 +44,7 @@ def calculator() -> Tool:
     }
 
     async def calculate(expression: str) -> str:
+        # `Tool.call` shows a CalculationError to the model
         return number_text(evaluate(expression))
 
     return Tool("calculate", _DESCRIPTION, parameters, calculate)
@@ -54,7 +55,7 @@ class CalculationError(ValueError):
 
 
 def number_text(value: Number) -> str:
-    """A number as text: whole ones and short decimals exactly, others to 15 significant digits."""
+    """Write a number: whole ones and short decimals exactly, others to 15 significant digits."""
     if isinstance(value, Fraction):
         scaled = value * 10**_EXACT_PLACES
         if scaled.denominator == 1:
@@ -67,9 +68,10 @@ def number_text(value: Number) -> str:
     return "0" if text == "-0" else text
 
 
-def _bounded(value: Number) -> Number:
-    """Convert an integer to a fraction. Raises CalculationError: too large, or not finite."""
-    value = Fraction(value) if isinstance(value, int) else value
+def _checked(value: Number) -> Number:
+    """Refuse a number that is too large or not finite. Returns it, an integer as a fraction."""
+    if isinstance(value, int):
+        value = Fraction(value)
     if isinstance(value, Fraction):
         if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
             raise CalculationError(_TOO_LARGE)
@@ -92,6 +94,7 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _integer(value: Number) -> int:
+    """Convert a whole number to an int. Raises CalculationError for any other."""
     if value != int(value):
         raise CalculationError(f"a whole number is needed, not {number_text(value)}")
     return int(value)
@@ -119,6 +122,7 @@ def _round(value: Number, places: Number = Fraction(0)) -> Number:
 
 
 def _factorial(value: Number) -> Number:
+    """Compute a factorial. Raises CalculationError for numbers that are not whole or too large."""
     if value > _FACTORIAL_LIMIT:
         raise CalculationError(_TOO_LARGE)
     return math.factorial(_integer(value))
@@ -127,7 +131,7 @@ def _factorial(value: Number) -> Number:
 def _with_converted(
     convert: Callable[[Number], Any], function: Callable[..., Number]
 ) -> Callable[..., Number]:
-    """The function with each argument converted first."""
+    """Wrap a function so that each argument is converted before the call."""
     return lambda *values: function(*map(convert, values))
 
 
@@ -164,7 +168,7 @@ _SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "–": 
 
 
 def evaluate(expression: str) -> Number:
-    """Value of an arithmetic expression.
+    """Compute the value of an arithmetic expression.
 
     Raises:
         CalculationError: it is not arithmetic, has no value, or is too long, deep or large.
@@ -189,7 +193,7 @@ def evaluate(expression: str) -> Number:
 
 
 def _evaluate_node(node: ast.expr, text: str, depth: int) -> Number:
-    """Value of a part of the tree.
+    """Compute a part of the tree, a chain of operators without recursion along the chain.
 
     Args:
         text: the whole expression, from which numbers are read as they are written.
@@ -205,12 +209,12 @@ def _evaluate_node(node: ast.expr, text: str, depth: int) -> Number:
         node = node.left
     value = _evaluate_operand(node, text, depth - 1)
     for operator, right_node in reversed(chain):
-        value = _bounded(operator(value, _evaluate_node(right_node, text, depth - 1)))
+        value = _checked(operator(value, _evaluate_node(right_node, text, depth - 1)))
     return value
 
 
 def _evaluate_operand(node: ast.expr, text: str, depth: int) -> Number:
-    """Value of a part that is no chain of operators."""
+    """Compute a sign, a number, a constant or a call. Raises CalculationError for other parts."""
     match node:
         case ast.UnaryOp(op=ast.USub() | ast.UAdd()):
             value = _evaluate_node(node.operand, text, depth)
@@ -232,12 +236,13 @@ def _evaluate_operand(node: ast.expr, text: str, depth: int) -> Number:
 
 
 def _call_function(name: str, values: list[Number]) -> Number:
+    """Call a function of `_FUNCTIONS`. Raises CalculationError: wrong count, or no real value."""
     min_count, max_count, function = _FUNCTIONS[name]
     if not min_count <= len(values) <= max_count:
         count = str(min_count) if min_count == max_count else f"{min_count} to {max_count}"
         raise CalculationError(f"{name} takes {count} numbers, not {len(values)}")
     try:
-        return _bounded(function(*values))
+        return _checked(function(*values))
     except CalculationError:
         raise
     except (ValueError, ZeroDivisionError) as error:
@@ -252,6 +257,6 @@ def _read_number(text: str) -> Number:
     if exponent and abs(int(exponent)) > _MAX_EXPONENT:
         raise CalculationError(f"{text} is out of range")
     try:
-        return _bounded(Fraction(digits)) * Fraction(10) ** int(exponent or 0)
+        return _checked(Fraction(digits)) * Fraction(10) ** int(exponent or 0)
     except ValueError as error:
         raise CalculationError(f"{text!r} is not a number") from error

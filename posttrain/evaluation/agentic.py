@@ -60,13 +60,13 @@ def failures(prompt: Prompt, completion: Completion, score: Score) -> list[RunFa
         step_of_mode["infrastructure_error"] = last_step
     validators = _argument_validators(prompt.tools or "[]")
     repeats: Counter[tuple[str, str, str]] = Counter()
-    # a wrong answer is shown at the last change of a file, or at the last step if there is none
+    # a wrong answer shows at the last change of a file, or at the last step if there is none
     last_change = last_step
     changes = iter(state.get("calls", ()))
     for number, step in enumerate(completion.steps):
         calls = step.parsed.tool_calls
         broken = step.finish == "stop" and _BROKEN_CALLS & set(step.parsed.problems)
-        if broken or not all(_is_declared(call, validators) for call in calls):
+        if broken or not all(_fits_declaration(call, validators) for call in calls):
             step_of_mode.setdefault("tool_call_hallucinated", number)
         for call, result in zip(calls, step.results, strict=False):
             arguments = _object_arguments(call)
@@ -111,8 +111,8 @@ def _object_arguments(call: ToolCall) -> Row | None:
     return arguments if isinstance(arguments, dict) else None
 
 
-def _is_declared(call: ToolCall, validators: Mapping[str, Any]) -> bool:
-    """True for a call of a declared tool with arguments that its schema allows."""
+def _fits_declaration(call: ToolCall, validators: Mapping[str, Any]) -> bool:
+    """True if a call names a declared tool and its schema allows the arguments."""
     arguments = _object_arguments(call)
     validator = validators.get(call.name)
     return validator is not None and arguments is not None and validator.is_valid(arguments)
@@ -121,7 +121,7 @@ def _is_declared(call: ToolCall, validators: Mapping[str, Any]) -> bool:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def agentic_rows(records: Mapping[str, Sequence[Record]]) -> Row | None:
+def agentic_figures(records: Mapping[str, Sequence[Record]]) -> Row | None:
     """Figures of the agentic runs of checkpoints; None where there are no such runs.
 
     Args:
@@ -149,11 +149,11 @@ def agentic_rows(records: Mapping[str, Sequence[Record]]) -> Row | None:
     for name in names[1:]:
         values = _solved_values(runs_by_name[name])
         if not best_tasks.isdisjoint(task for _, task in values):
-            pairs.append({"names": [name, best], **paired(values, best_values)})
+            pairs.append({"names": [name, best], **paired_difference(values, best_values)})
     return {"models": models, "pairs": pairs}
 
 
-def paired(a: Values, b: Values) -> Row:
+def paired_difference(a: Values, b: Values) -> Row:
     """Paired difference b − a in the share of solved runs, over the tasks that both have.
 
     Args:
@@ -176,7 +176,7 @@ def _model_row(name: str, runs: Sequence[Record]) -> Row:
     """Solved shares of each family and of all runs of a checkpoint, and its failure modes."""
     runs_by_family: dict[str, list[Record]] = {}
     mode_counts = Counter[str]()
-    deciding_counts = Counter[str]()
+    deciding_counts = Counter[str]()  # a run counts here once, under its first failure mode
     for run in runs:
         runs_by_family.setdefault(str(family_of(run.prompt)), []).append(run)
         modes = [failure.mode for failure in failures(run.prompt, run.completion, run.score)]
@@ -188,7 +188,7 @@ def _model_row(name: str, runs: Sequence[Record]) -> Row:
         calls = sum(len(run.completion.tool_calls) for run in family_runs)
         row: Row = {
             "family": family,
-            **share_row(_solved_values(family_runs)),
+            **solved_share(_solved_values(family_runs)),
             "unscored": sum(run.score.value is None for run in family_runs),
             "calls_per_run": calls / len(family_runs),
         }
@@ -200,7 +200,7 @@ def _model_row(name: str, runs: Sequence[Record]) -> Row:
     return {"checkpoint": name, "families": families, "failures": failure_rows}
 
 
-def share_row(values: Values) -> Row:
+def solved_share(values: Values) -> Row:
     """Mean over tasks of the share of solved runs, with its 95 % interval and counts.
 
     The interval clusters tasks, since runs of one task are alike; and it has a width at shares of
@@ -222,10 +222,12 @@ def share_row(values: Values) -> Row:
 def scored_expectations(
     figures: Mapping[str, Any], expect: Mapping[str, tuple[float, float]]
 ) -> Iterator[Row]:
-    """Predictions of a recipe beside what was measured: a row a checkpoint and family.
+    """Compare a recipe's predicted ranges with the measured shares: a row a checkpoint and family.
+
+    Families without a prediction or without scored runs have no row.
 
     Args:
-        figures: of `agentic_rows`.
+        figures: the result of `agentic_figures`.
         expect: family, or `all` → predicted range of the share of solved runs.
     """
     for model in figures["models"]:

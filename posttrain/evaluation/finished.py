@@ -13,7 +13,7 @@ from typing import Any
 
 from posttrain.config.eval import RecoveryConfig
 from posttrain.errors import ConfigError
-from posttrain.evaluation.agentic import agentic_rows
+from posttrain.evaluation.agentic import agentic_figures
 from posttrain.evaluation.compare import comparable, read_checkpoint
 from posttrain.evaluation.run import (
     INSPECT,
@@ -167,7 +167,7 @@ def leaderboard_rows(names: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{name} has other tasks than {names[0]}")
         # models of several families differ in template and in the versions that they need
         _, records[name] = comparable(baseline, checkpoint, despite=("rendering", "versions"))
-    rows = agentic_rows(records)
-    if rows is None:
+    figures = agentic_figures(records)
+    if figures is None:
         raise ConfigError("these evaluations have no agentic tasks")
-    return rows
+    return figures

@@ -48,8 +48,8 @@ PACKAGES = (*VERSIONED, "math-verify", "scipy", "vllm", "if-verifiable", "inspec
 INSPECT = "inspect"  # in place of a grader: inspect runs the task and scores it
 Lock = dict[str, Any]
 Attempts = Sequence[tuple[Prompt, Completion]]
+# name of a grader and attempts → a score of each attempt, in order
 Grade = Callable[[str, Attempts], Sequence[Score]]
-"""Name of a grader and attempts → a score of each attempt, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Unit:
     """Prompts of a task in a setting, the same for all checkpoints; its records are one file.
 
     Attributes:
-        samples: of each prompt.
+        samples: number of completions of each prompt.
     """
 
     task: str
@@ -83,11 +83,11 @@ def unit_name(prompt: Prompt) -> str:
 
 def units_of(prompts: Sequence[Prompt], samples_of: Callable[[str], int]) -> list[Unit]:
     """Group prompts into units, in their order; `samples_of` gives a setting's samples a prompt."""
-    prompts_of: dict[tuple[str, str], list[Prompt]] = {}
+    prompts_by_unit: dict[tuple[str, str], list[Prompt]] = {}
     for prompt in prompts:
-        prompts_of.setdefault((prompt.source, prompt.setting), []).append(prompt)
+        prompts_by_unit.setdefault((prompt.source, prompt.setting), []).append(prompt)
     units: list[Unit] = []
-    for (task, setting), unit_prompts in prompts_of.items():
+    for (task, setting), unit_prompts in prompts_by_unit.items():
         units.append(Unit(task, setting, tuple(unit_prompts), samples_of(setting)))
     return units
 
@@ -136,22 +136,29 @@ def grade_completions(checkpoint: str, attempts: Attempts, grade: Grade) -> list
     """
     scores: dict[int, Score] = {}
     indices_by_grader: dict[str, list[int]] = {}
-    for i, (prompt, completion) in enumerate(attempts):
+    for index, (prompt, completion) in enumerate(attempts):
         if completion.finish == "failed":
-            scores[i] = Score(None, None, f"failed: {completion.error}", "service")
+            scores[index] = Score(None, None, f"failed: {completion.error}", "service")
         elif prompt.grader is None:
-            scores[i] = Score(None, None, "no grader")
+            scores[index] = Score(None, None, "no grader")
         else:
-            indices_by_grader.setdefault(prompt.grader, []).append(i)
+            indices_by_grader.setdefault(prompt.grader, []).append(index)
     for name, indices in indices_by_grader.items():
-        graded = grade(name, [attempts[i] for i in indices])
-        assert len(graded) == len(indices), f"grader {name}: {len(graded)} for {len(indices)}"
-        scores |= dict(zip(indices, graded, strict=True))
-    return [record_of(checkpoint, *attempt, scores[i]) for i, attempt in enumerate(attempts)]
+        grader_scores = grade(name, [attempts[index] for index in indices])
+        counts = f"{len(grader_scores)} for {len(indices)}"
+        assert len(grader_scores) == len(indices), f"grader {name}: {counts}"
+        scores |= dict(zip(indices, grader_scores, strict=True))
+    records: list[Record] = []
+    for index, (prompt, completion) in enumerate(attempts):
+        records.append(record_of(checkpoint, prompt, completion, scores[index]))
+    return records
 
 
 def record_of(checkpoint: str, prompt: Prompt, completion: Completion, score: Score) -> Record:
-    """Make a record of a scored completion, with the tool calls that the detector finds in it."""
+    """Make a record: the detected tool calls, and a missing answer counted as wrong.
+
+    See `counted_score`.
+    """
     failed = completion.finish == "failed"
     detection = CallDetection(()) if failed else detect_in_completion(completion, prompt)
     score = counted_score(prompt, completion, score)
@@ -225,7 +232,8 @@ def record_path(out: Path, checkpoint: str, unit: str) -> Path:
 
 def journal_path(out: Path, checkpoint: str, unit: str, role: str = "") -> Path:
     """Path of the journal of a task of inspect: answers of the checkpoint, or of another role."""
-    return out / JOURNALS / checkpoint / f"{unit}{role and '.' + role}.jsonl"
+    suffix = f".{role}" if role else ""
+    return out / JOURNALS / checkpoint / f"{unit}{suffix}.jsonl"
 
 
 def read_run(out: Path) -> tuple[Manifest, dict[str, list[Record]]]:

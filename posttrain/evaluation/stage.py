@@ -16,7 +16,7 @@ from rich.console import Console
 
 from posttrain.config.eval import EvalConfig, Price, RecoveryConfig
 from posttrain.errors import DataError, PosttrainError
-from posttrain.evaluation.agentic import agentic_rows
+from posttrain.evaluation.agentic import agentic_figures
 from posttrain.evaluation.compare import paired_rows
 from posttrain.evaluation.cost import (
     estimate_rows,
@@ -435,7 +435,7 @@ def metrics_of(
     metrics: dict[str, Any] = {}
     if alerts:
         metrics["alerts"] = alerts
-    if (agentic := agentic_rows(records)) is not None:
+    if (agentic := agentic_figures(records)) is not None:
         metrics["agentic"] = agentic
     if sensitivities:
         metrics["sensitivity"] = sensitivities

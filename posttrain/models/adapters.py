@@ -1,7 +1,8 @@
 """LoRA presets, the check that every target reaches weights, and the merged model.
 
 Mamba's `out_proj` is left out: the fused training kernel reads its weight past any adapter, and
-peft refuses it for that reason. Routers are never adapted."""
+peft refuses it for that reason. Routers are never adapted.
+"""
 
 from __future__ import annotations
 
@@ -49,22 +50,25 @@ class AdapterReach:
 def adapter_targets(
     spec: AdapterConfig, model: nn.Module
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Module and parameter suffixes of a recipe's adapter on this model."""
+    """Module and parameter suffixes of a recipe's adapter: its preset's on this model, its own."""
     modules, parameters = PRESETS[spec.preset]
-    linear = {name.rpartition(".")[2] for name in _linear_modules(model)}
-    if "up_proj" in modules and "gate_proj" in linear:
+    linear_suffixes = {name.rpartition(".")[2] for name in _linear_modules(model)}
+    if "up_proj" in modules and "gate_proj" in linear_suffixes:
         modules = (*modules, "gate_proj")
     return (*modules, *spec.modules), (*parameters, *spec.parameters)
 
 
 def _linear_modules(model: nn.Module) -> dict[str, nn.Module]:
     """Linear modules of a model by name, quantised ones included."""
-    # bitsandbytes' 4-bit layers subclass nn.Linear
-    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    modules: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear):  # bitsandbytes' 4-bit layers are subclasses
+            modules[name] = module
+    return modules
 
 
 def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterReach, ...]:
-    """Share of the base model's parameters that each target reaches. Works on meta tensors.
+    """Share of the model's parameters that each target of an adapter reaches, also on meta tensors.
 
     Raises:
         ConfigError: a named target matches nothing, or reaches a router.
@@ -76,20 +80,20 @@ def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterR
     routers: set[str] = set()
     for router in find_routers(model):
         routers |= {router, f"{router}.weight"}
-    size = {name: parameter_count(weight) for name, weight in weights.items()}
+    sizes_by_name = {name: parameter_count(weight) for name, weight in weights.items()}
     for name, module in linear.items():
-        size[name] = sum(map(parameter_count, module.parameters()))
+        sizes_by_name[name] = sum(map(parameter_count, module.parameters()))
     targets: list[tuple[str, Iterable[str]]] = [(suffix, linear) for suffix in modules]
     targets += [(suffix, weights) for suffix in parameters]
     reached_sizes: list[tuple[str, list[int]]] = []
     for target, candidates in targets:
-        names = _ending_in(target, candidates)
+        names = _names_with_suffix(target, candidates)
         reached_routers = sorted(routers.intersection(names))
         if reached_routers:
             raise ConfigError(
                 f"adapter target {target!r} would train the router {reached_routers[0]}"
             )
-        reached_sizes.append((target, [size[name] for name in names]))
+        reached_sizes.append((target, [sizes_by_name[name] for name in names]))
     missed = [target for target, sizes in reached_sizes if not sizes]
     if missed:
         present = sorted({name.rpartition(".")[2] for name in linear})
@@ -107,13 +111,13 @@ def adapter_reach(spec: AdapterConfig, model: PreTrainedModel) -> tuple[AdapterR
     )
 
 
-def _ending_in(suffix: str, names: Iterable[str]) -> list[str]:
+def _names_with_suffix(suffix: str, names: Iterable[str]) -> list[str]:
     """Dotted names whose last parts are `suffix`."""
     return [name for name in names if name == suffix or name.endswith(f".{suffix}")]
 
 
 def lora_config(spec: AdapterConfig, model: PreTrainedModel) -> LoraConfig:
-    """Config of peft for a recipe's adapter."""
+    """Build peft's config for a recipe's adapter on this model."""
     modules, parameters = adapter_targets(spec, model)
     return LoraConfig(
         r=spec.rank,
@@ -126,7 +130,7 @@ def lora_config(spec: AdapterConfig, model: PreTrainedModel) -> LoraConfig:
 
 
 def quantization_config(spec: AdapterConfig | None) -> Any:
-    """Config of 4-bit NF4 for QLoRA, None for other methods. Not tested: it needs a GPU.
+    """Build the config of 4-bit NF4 for QLoRA; None for other methods. Not tested: it needs a GPU.
 
     Raises:
         ConfigError: there is no GPU, or bitsandbytes is not installed.
@@ -149,7 +153,7 @@ def quantization_config(spec: AdapterConfig | None) -> Any:
 
 
 def merge_adapter(adapter: Path, spec: ModelConfig) -> PreTrainedModel:
-    """Base model with a saved adapter folded into its weights, in the base's dtype.
+    """Load a base model with a saved adapter folded into its weights, in the recipe's dtype.
 
     The base is read again from disk, so that a 4-bit run also merges into full weights. Under
     ZeRO-3 one process may do this alone.
@@ -161,7 +165,7 @@ def merge_adapter(adapter: Path, spec: ModelConfig) -> PreTrainedModel:
 
 
 def adapted_model(adapter: Path, spec: ModelConfig) -> PeftModel:
-    """Base model, read from disk, with a saved adapter beside its weights."""
+    """Load a base model from disk with a saved adapter beside its weights."""
     assert spec.path is not None
     base = load_pretrained(spec.path, revision=spec.revision, dtype=getattr(torch, spec.dtype))
     return PeftModel.from_pretrained(base, str(adapter))

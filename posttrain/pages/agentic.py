@@ -14,7 +14,7 @@ def figures(
     """Sections of agentic runs.
 
     Args:
-        results: the result of `agentic_rows`.
+        results: the result of `agentic_figures`.
         expect: predictions of the recipe.
         costs: the result of `cost_rows`.
     """

@@ -156,7 +156,11 @@ def arms_of(node: Node) -> Arms:
         newer = [base]
         base = controls[0]
         controls = controls[1:]
-    leaves = [name for name in newer if not any(name in made_from[child] for child in newer)]
+    leaves: list[str] = []
+    for name in newer:
+        has_children = any(name in made_from[child] for child in newer)
+        if not has_children:
+            leaves.append(name)
     folders: dict[str, str] = {}
     methods: dict[str, Mapping[str, Any]] = {}
     for name in names:
@@ -172,7 +176,9 @@ def _ancestors(digest: str | None, nodes: Mapping[str, Node]) -> set[str]:
     to_visit = [digest] if digest else []
     while to_visit:
         node = nodes.get(to_visit.pop())
-        for parent in node.manifest.parents if node and node.manifest else ():
+        if node is None or node.manifest is None:
+            continue
+        for parent in node.manifest.parents:
             if parent.digest not in ancestors:
                 ancestors.add(parent.digest)
                 to_visit.append(parent.digest)
@@ -232,6 +238,7 @@ def alert_tiles(node: Node) -> list[ui.Tile]:
 
 @ui.section("To know first")
 def alerts(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
+    """Section with a sentence for each alert."""
     yield from map(alert_text, rows)
 
 
@@ -252,7 +259,7 @@ def evaluation_effects(
     _, records = read_run(node.path)
     for base, name in pairs:
         figures = figures_of(arms.methods[name])
-        yield from _changes(node, arms, name, records[base], records[name], figures)
+        yield from _checkpoint_effects(node, arms, name, records[base], records[name], figures)
 
 
 def family_effects(node: Node) -> Iterator[tuple[str, Effect]]:
@@ -273,11 +280,13 @@ def family_effects(node: Node) -> Iterator[tuple[str, Effect]]:
         for task in tasks:
             base_records = [r for r in records[arms.base_of(name)] if r.prompt.source == task]
             new_records = [r for r in records[name] if r.prompt.source == task]
-            for effect in _changes(node, arms, name, base_records, new_records, _OF_A_FAMILY):
+            for effect in _checkpoint_effects(
+                node, arms, name, base_records, new_records, _OF_A_FAMILY
+            ):
                 yield task, effect
 
 
-def _changes(
+def _checkpoint_effects(
     node: Node,
     arms: Arms,
     name: str,
@@ -285,19 +294,27 @@ def _changes(
     new_records: Sequence[Record],
     figures: Sequence[str],
 ) -> Iterator[Effect]:
+    """Effects on the figures of one checkpoint, setting by setting.
+
+    A figure that is 0 on both sides is left out, unless it is the first.
+
+    Args:
+        name: checkpoint of `new_records`.
+        figures: keys of `_FIGURES`, or `tokens`; the first is what the stage is for.
+    """
     base_by_setting = _by_setting(base_records)
     new_by_setting = _by_setting(new_records)
     for figure in figures:
         changes: dict[str, Difference] = {}
         for setting, records in base_by_setting.items():
             change = _figure_change(records, new_by_setting.get(setting, []), figure)
-            # a figure that is not what the stage is for is left out if nothing happened
             if change and (figure == figures[0] or change.a or change.b):
                 changes[setting] = change
         is_share = figure != "tokens"
         for setting, change in changes.items():
             title = _FIGURES.get(figure, figure)
-            title += f" ({setting})" if len(changes) > 1 else ""
+            if len(changes) > 1:
+                title += f" ({setting})"
             effect = _effect(
                 node,
                 arms.folders[name],
@@ -318,10 +335,11 @@ def figures_of(stats: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _by_setting(records: Iterable[Record]) -> dict[str, list[Record]]:
-    settings: dict[str, list[Record]] = {}
+    """Group records by the setting of their prompts."""
+    records_by_setting: dict[str, list[Record]] = {}
     for record in records:
-        settings.setdefault(record.prompt.setting, []).append(record)
-    return settings
+        records_by_setting.setdefault(record.prompt.setting, []).append(record)
+    return records_by_setting
 
 
 def _figure_change(a: Sequence[Record], b: Sequence[Record], figure: str) -> Difference | None:
@@ -335,9 +353,10 @@ def _figure_change(a: Sequence[Record], b: Sequence[Record], figure: str) -> Dif
     if figure == "tokens":
         for values in (values_a, values_b):
             lengths = zip(values["reasoning_tokens"], values["answer_tokens"], strict=True)
-            values["tokens"] = [
-                (reasoning + answer, question) for (reasoning, question), (answer, _) in lengths
-            ]
+            tokens: list[tuple[float, Any]] = []
+            for (reasoning, question), (answer, _) in lengths:
+                tokens.append((reasoning + answer, question))
+            values["tokens"] = tokens
     questions_a = by_question(values_a.get(figure, ()))
     questions_b = by_question(values_b.get(figure, ()))
     shared = set(questions_a.names) & set(questions_b.names)
@@ -350,6 +369,7 @@ def _figure_change(a: Sequence[Record], b: Sequence[Record], figure: str) -> Dif
 def _effect(
     node: Node, stage: str, figure: str, unit: str, change: Difference, *, scale: float = 100
 ) -> Effect:
+    """Effect of a change that `node` measured; 100 as `scale` turns shares into percent."""
     return Effect(
         stage,
         figure,
@@ -471,6 +491,7 @@ def judge_tiles(node: Node) -> list[ui.Tile]:
 
 
 def _reversed(change: Difference) -> Difference:
+    """Turn a change from a to b into the one from b to a."""
     return replace(
         change,
         a=change.b,
@@ -507,4 +528,5 @@ def win_rate_effects(node: Node) -> Iterator[Effect]:
 
 
 def win_rate_tiles(node: Node) -> list[ui.Tile]:
+    """Tile of a win rate; none without a judgement."""
     return [effect.tile() for effect in win_rate_effects(node)]

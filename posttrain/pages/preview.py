@@ -26,7 +26,7 @@ Decode = Callable[[Sequence[int]], str]
 _FILES_SHOWN = 12
 _SEQUENCES_SHOWN = 6
 _PARTIAL = "\N{REPLACEMENT CHARACTER}"
-_ROLE_KEYS = ("reasoning_content", "content", "tool_calls")
+_SHOWN_KEYS = ("reasoning_content", "content", "tool_calls")
 
 
 def artifact_sections(path: Path) -> Iterator[ui.Section]:
@@ -56,8 +56,9 @@ def pack_section(
     for shard, number, shard_row in sample:
         with pa.memory_map(str(root.path / shard)) as source:
             (pack,) = pa.ipc.open_stream(source).read_all().slice(shard_row, 1).to_pylist()
-        name = shard.replace("packed/", "index/").replace(".arrow", ".parquet")
-        index = pq.read_table(root.path / name, filters=[("pack", "==", number)]).to_pylist()
+        index_file = shard.replace("packed/", "index/").replace(".arrow", ".parquet")
+        of_pack = [("pack", "==", number)]
+        index = pq.read_table(root.path / index_file, filters=of_pack).to_pylist()
         blocks += _pack_blocks(pack, index, decode, limit)
     return ui.Section(f"{len(sample)} of {total:,} {split} packs", blocks)
 
@@ -87,13 +88,20 @@ def _sample_rows(
 def _pack_blocks(
     pack: dict[str, Any], index: list[dict[str, Any]], decode: Decode, limit: int | None
 ) -> Iterator[ui.Block]:
+    """Title of each sequence of a pack, with the text of the first ones.
+
+    Args:
+        index: row of each sequence of the pack in the data set's index.
+    """
     for number, row in enumerate(index, start=1):
-        budget = row["truncated_budget"]
+        reasoning = f"reasoning {row['reasoning']}"
+        if row["truncated_budget"] is not None:
+            reasoning += f" cut to {row['truncated_budget']}"
         title = [
             f"pack {row['pack']}",
             f"sequence {number} of {len(index)}",
             row["source"],
-            f"reasoning {row['reasoning']}" + (f" cut to {budget}" if budget is not None else ""),
+            reasoning,
             f"turn {row['turn']}",
             f"epoch {row['epoch']}",
             f"{row['length']:,} tokens, {row['trained']:,} trained",
@@ -102,8 +110,11 @@ def _pack_blocks(
         ]
         span = slice(row["offset"], row["offset"] + row["length"])
         trained = [label != IGNORED for label in pack["labels"][span]]
-        words = marked_words(pack["input_ids"][span], trained, decode, limit)
-        yield ui.Fold(" · ".join(title), [ui.Dialogue(words)] if number <= _SEQUENCES_SHOWN else [])
+        content: list[ui.Block] = []
+        if number <= _SEQUENCES_SHOWN:
+            words = marked_words(pack["input_ids"][span], trained, decode, limit)
+            content.append(ui.Dialogue(words))
+        yield ui.Fold(" · ".join(title), content)
     if len(index) > _SEQUENCES_SHOWN:
         yield f"(text of the first {_SEQUENCES_SHOWN} sequences shown)"
 
@@ -127,6 +138,7 @@ def pair_section(
 
 
 def _pair_blocks(row: dict[str, Any], decode: Decode, limit: int | None) -> Iterator[ui.Block]:
+    """Prompt of a pair, and each side under a heading, with the tokens in the loss marked."""
     prompt = row["prompt_ids"]
     yield ui.Dialogue(marked_words(prompt, [False] * len(prompt), decode, limit))
     for side in ("chosen", "rejected"):
@@ -134,8 +146,10 @@ def _pair_blocks(row: dict[str, Any], decode: Decode, limit: int | None) -> Iter
         score = row[f"{side}_score"]
         calls = row[f"{side}_calls"]
         heading = f"{side}: {len(trained):,} tokens, {sum(trained):,} in the loss"
-        heading += "" if score is None else f", score {score:g}"
-        heading += f", {calls} calls" if calls else ""
+        if score is not None:
+            heading += f", score {score:g}"
+        if calls:
+            heading += f", {calls} calls"
         yield (ui.Styled(heading, "bold"),)
         yield ui.Dialogue(marked_words(row[f"{side}_ids"], trained, decode, limit))
 
@@ -163,20 +177,21 @@ def row_sections(root: Node, *, rows: int, seed: int, limit: int | None) -> Iter
 
 def _row_words(row: dict[str, Any], limit: int | None) -> list[str | ui.Styled]:
     """Messages of a row one by one, then its other keys as JSON."""
-    other_keys = dict(row)
-    messages = other_keys.pop("messages", None)
+    other_fields = dict(row)
+    messages = other_fields.pop("messages", None)
     words: list[str | ui.Styled] = []
     for message in messages if isinstance(messages, list) else ():
         words.append(ui.Styled(f"[{message.get('role')}]\n", "bold"))
-        for key in _ROLE_KEYS:
+        for key in _SHOWN_KEYS:
             if message.get(key):
                 words += [ui.Styled(f"{key}: ", "faint"), f"{_text(message[key], limit)}\n"]
-    if other_keys:
-        words.append(ui.Styled(_text(other_keys, limit), "faint"))
+    if other_fields:
+        words.append(ui.Styled(_text(other_fields, limit), "faint"))
     return words
 
 
 def _text(value: object, limit: int | None) -> str:
+    """Text as it is, or any other value as JSON; shortened to `limit` characters."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if limit is None else ui.shortened(text, limit)
 

@@ -57,7 +57,7 @@ def page_html(
     lead: ui.Words = (),
     state: RunState | None = None,
 ) -> str:
-    """HTML page of the sections that have content.
+    """Render the sections that have content as one HTML page.
 
     Args:
         kicker: small line above the title.
@@ -89,6 +89,7 @@ def _read_asset(name: str) -> Markup:
 
 @cache
 def _template() -> Template:
+    """Load the page's Jinja template with its filters, once."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -114,16 +115,20 @@ def _template() -> Template:
 
 def _attribute_json(values: Sequence[object]) -> str:
     """JSON for an attribute; figures that are not finite become null."""
-    finite = [None if isinstance(v, float) and not math.isfinite(v) else v for v in values]
+    finite: list[object] = []
+    for value in values:
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        finite.append(value if is_finite else None)
     return json.dumps(finite, ensure_ascii=False)
 
 
 def _kind(block: ui.Block) -> str:
+    """Class of a block, by which the template chooses its markup."""
     return type(block).__name__
 
 
 def _chart_runs(blocks: Sequence[ui.Block]) -> Iterator[tuple[bool, list[ui.Block]]]:
-    """Runs of blocks that are all charts (True), which share a row of the page, or all others."""
+    """Split blocks into runs of charts (True), which share a row of the page, and of others."""
     for are_charts, run in groupby(blocks, key=lambda block: isinstance(block, ui.Chart)):
         yield are_charts, list(run)
 
@@ -134,6 +139,7 @@ def _anchor(title: str) -> str:
 
 
 def _words_markup(words: ui.Words) -> Markup:
+    """Markup of a text, escaped; a plain string keeps numbers and units on one line."""
     if isinstance(words, str):
         return escape(_GLUED.sub("\N{NO-BREAK SPACE}", words))
     return Markup("").join(map(_part_markup, words))
@@ -151,6 +157,7 @@ def _part_markup(part: str | ui.Styled | ui.Link) -> str:
 
 
 def _cell_markup(value: object) -> Markup:
+    """Markup of a table's cell: a dash for nothing, a digest, a link, indented or shaded text."""
     match value:
         case None:
             return Markup('<span class="faint">–</span>')

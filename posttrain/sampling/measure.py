@@ -129,13 +129,11 @@ def measure_speed(
     rows: int,
     limit: float = MEASURING_SECONDS,
 ) -> SamplingSpeed | None:
-    """Time ever more completions of a few prompts, up to `rows` at a time.
+    """Time ever more completions of a few prompts; None unless the model runs in this process.
 
     Args:
+        rows: most completions at a time.
         limit: seconds; no slice is begun that would probably end later.
-
-    Returns:
-        The speed; None for a sampler that is no model in this process.
     """
     if not isinstance(sampler, RenderedSampler):
         return None

@@ -262,8 +262,10 @@ def _make_meta_model(config: Any, dtype: torch.dtype) -> Any:
 
 
 def _move_to_cpu(model: torch.nn.Module) -> None:
-    """Replace the tensors of a model on meta by tensors on the CPU, which a FakeTensorMode around
-    the call leaves without data too."""
+    """Replace the tensors of a model on meta by tensors on the CPU.
+
+    A FakeTensorMode around the call leaves these without data too.
+    """
     # a tensor that is used twice, as a tied head is, stays one tensor
     copies: dict[int, torch.Tensor] = {}
     for module in model.modules():

@@ -157,8 +157,18 @@ def padded(ids: Sequence[Sequence[int]], labels: Iterable[Sequence[int]], pad_id
     }
 
 
-def _predictable(labels: Sequence[int]) -> list[int]:
-    """Labels of a sequence without the first, which nothing predicts."""
+def _sequences_of_packs(
+    packs: Iterable[dict[str, Any]],
+) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """List the (input ids, labels) of the sequences of all packs, in order."""
+    pairs: list[tuple[Sequence[int], Sequence[int]]] = []
+    for pack in packs:
+        pairs.extend(sequences(pack))
+    return pairs
+
+
+def _ignore_first_label(labels: Sequence[int]) -> list[int]:
+    """Copy the labels of a sequence with the first one ignored, which nothing predicts."""
     return [IGNORED, *labels[1:]]
 
 
@@ -169,8 +179,8 @@ def _block_diagonal(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
     distributed anew over rows as narrow as the longest of them. transformers finds the blocks by
     positions that restart; padding is a block too, so that no query is left without a key.
     """
-    parts = [part for pack in packs for part in sequences(pack)]
-    lengths = [len(ids) for ids, _ in parts]
+    pack_sequences = _sequences_of_packs(packs)
+    lengths = [len(sequence) for sequence, _ in pack_sequences]
     width = max(lengths)
     ids: list[list[int]] = []
     labels: list[list[int]] = []
@@ -180,12 +190,12 @@ def _block_diagonal(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
         row_labels: list[int] = []
         row_positions: list[int] = []
         for number in row:
-            sequence, sequence_labels = parts[number]
+            sequence, sequence_labels = pack_sequences[number]
             row_ids += sequence
-            row_labels += _predictable(sequence_labels)
+            row_labels += _ignore_first_label(sequence_labels)
             row_positions += range(len(sequence))
         padding = width - len(row_ids)
-        row_positions += range(padding)
+        row_positions += range(padding)  # `pad_rows` pads ids and labels
         ids.append(row_ids)
         labels.append(row_labels)
         positions.append(row_positions)
@@ -203,24 +213,26 @@ def deal_rows(lengths: Sequence[int], width: int) -> list[list[int]]:
         Indices of the sequences in each row.
     """
     rows: list[list[int]] = []
-    free: list[int] = []
-    for number in sorted(range(len(lengths)), key=lambda number: (-lengths[number], number)):
-        fitting = (row for row, space in enumerate(free) if space >= lengths[number])
-        row = next(fitting, None)
+    free_tokens: list[int] = []  # of each row
+    longest_first = sorted(range(len(lengths)), key=lambda number: (-lengths[number], number))
+    for number in longest_first:
+        length = lengths[number]
+        rows_with_room = (row for row, free in enumerate(free_tokens) if free >= length)
+        row = next(rows_with_room, None)
         if row is None:
             row = len(rows)
             rows.append([])
-            free.append(width)
+            free_tokens.append(width)
         rows[row].append(number)
-        free[row] -= lengths[number]
+        free_tokens[row] -= length
     return rows
 
 
 def _unpacked(pad_id: int, packs: list[dict[str, Any]]) -> Batch:
     """Collate one sequence per row, right-padded."""
-    parts = [part for pack in packs for part in sequences(pack)]
-    ids = [sequence for sequence, _ in parts]
-    labels = [_predictable(sequence_labels) for _, sequence_labels in parts]
+    pack_sequences = _sequences_of_packs(packs)
+    ids = [sequence for sequence, _ in pack_sequences]
+    labels = [_ignore_first_label(sequence_labels) for _, sequence_labels in pack_sequences]
     return padded(ids, labels, pad_id)
 
 
@@ -296,14 +308,15 @@ def probe_document_masking(
     try:
         with torch.no_grad():
             packed = _logits_by_sequence(model, collator(short_packs))
-            parts = [tuple(ids) for pack in short_packs for ids, _ in sequences(pack)]
-            alone = [_logits(model, ids) for ids in parts]
+            probed = [tuple(sequence) for sequence, _ in _sequences_of_packs(short_packs)]
+            alone = [_logits(model, sequence) for sequence in probed]
+            # a whole pack as if it were one sequence: what a leak does to the logits
             unprotected = torch.cat([_logits(model, pack["input_ids"]) for pack in short_packs])
     finally:
         model.train(was_training)
     apart = 0.0
-    for ids, logits in zip(parts, alone, strict=True):
-        apart = max(apart, float((packed[ids] - logits).abs().max()))
+    for sequence, logits in zip(probed, alone, strict=True):
+        apart = max(apart, float((packed[sequence] - logits).abs().max()))
     all_alone = torch.cat(alone)
     return MaskingProbe(
         apart=apart,
@@ -336,11 +349,11 @@ def check_probe(probe: MaskingProbe, document_masking: str) -> None:
 
 def _shorten(pack: dict[str, Any]) -> dict[str, Any]:
     """Cut a pack to three sequences at most, the later ones short enough to share a row."""
-    parts = list(sequences(pack))[:3]
-    first_length = min(PROBE_TOKENS, len(parts[0][0]))
+    leading = list(sequences(pack))[:3]
+    first_length = min(PROBE_TOKENS, len(leading[0][0]))
     later_length = max(first_length // 2, 2)
     short: dict[str, Any] = {"input_ids": [], "labels": [], "seq_lengths": []}
-    for number, (ids, labels) in enumerate(parts):
+    for number, (ids, labels) in enumerate(leading):
         length = later_length if number else first_length
         short["input_ids"] += ids[:length]
         short["labels"] += labels[:length]
@@ -367,5 +380,5 @@ def _logits_by_sequence(
     real_ids = batch["input_ids"].flatten()[real]
     real_logits = logits[real.to(logits.device)]
     lengths = numbers[real].bincount().tolist()
-    parts = zip(real_ids.split(lengths), real_logits.split(lengths), strict=True)
-    return {tuple(ids.tolist()): sequence_logits for ids, sequence_logits in parts}
+    ids_and_logits = zip(real_ids.split(lengths), real_logits.split(lengths), strict=True)
+    return {tuple(ids.tolist()): sequence_logits for ids, sequence_logits in ids_and_logits}

@@ -115,7 +115,11 @@ def check_parallelism(method: str, device: str, env: Mapping[str, str] = os.envi
 def _parallel_size(env: Mapping[str, str], name: str) -> int:
     if not _is_true(env, "ACCELERATE_USE_PARALLELISM_CONFIG"):
         return 1
-    return int(env.get(f"PARALLELISM_CONFIG_{name}_SIZE", "1"))
+    variable = f"PARALLELISM_CONFIG_{name}_SIZE"
+    size = env.get(variable, "1")
+    if not size.isdecimal():
+        raise ConfigError(f"{variable} is {size!r}; it takes a number of processes")
+    return int(size)
 
 
 def check_launch(

@@ -265,8 +265,7 @@ class RunOutcome:
 
 
 def artifact_files(out: Path) -> dict[str, int | None]:
-    """Files that the manifest of a finished checkpoint lists, with the row counts of those that
-    hold rows."""
+    """Files that the manifest of a finished checkpoint lists, with the rows of each, or None."""
     # not part of the artifact: timings, caches, pages that are edited or written again, and
     # TensorBoard's event files, whose names and bytes hold the host and the time
     excluded_names = {MANIFEST, STAGE, SPEED, TIMING, CARD, REPORT}

@@ -238,10 +238,10 @@ def time_slices(
     *,
     tokens: int,
 ) -> TimedSlice:
-    """Time passes over ever longer slices of a micro-batch, until the whole of it is timed or
-    `MEASURING_SECONDS` are nearly spent. Leaves no gradient behind.
+    """Time passes over ever longer slices of a micro-batch. Leaves no gradient behind.
 
-    Passes have the run's checkpointing, precision and kernels. Arguments as for `time_line`.
+    Ends when the whole of it is timed or `MEASURING_SECONDS` are nearly spent. Passes have the
+    run's checkpointing, precision and kernels. Arguments as for `time_line`.
     """
     model = trainer.model
     model.to(trainer.args.device).train()

@@ -108,9 +108,9 @@ class Zero2(Shards):
 
 
 class Zero3(Shards):
-    """ZeRO-3: weights are gathered ahead and, up to a limit, stay until their last use in the
-    backward pass.
+    """ZeRO-3: weights, gradients and optimiser are split among the processes.
 
+    Weights are gathered ahead and, up to a limit, stay until their last use in the backward pass.
     A bucket of gradients and the process's part of their sum exist at all times.
     """
 

@@ -371,8 +371,10 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         trainer.show(self.probe(trainer).lines)
 
     def choose_tokens(self, tokenizer: PreTrainedTokenizerBase) -> SpecialTokens:
-        """Choose the end token, and a pad token that neither template nor data use, and set both
-        on the tokenizer."""
+        """Choose the end token and a pad token, and set both on the tokenizer.
+
+        Neither template nor data use the pad token.
+        """
         recipe = self.recipe
         template = None
         if isinstance(tokenizer.chat_template, str):

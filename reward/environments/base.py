@@ -273,8 +273,10 @@ async def admit(
 
 
 async def unusable(environment: RLVREnvironment, prompt: Prompt) -> str | None:
-    """Reason why a prompt's verifier cannot be trusted, or None; its gold and wrong completions are
-    replayed and verified."""
+    """Reason why a prompt's verifier cannot be trusted, or None.
+
+    Its gold and wrong completions are replayed and verified.
+    """
     try:
         return await limited(lambda: _verify_scripts(environment, prompt), seconds=None)
     except ConfigError:

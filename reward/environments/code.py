@@ -200,8 +200,10 @@ def same_result(expected: Any, actual: Any, *, tolerance: float) -> bool:
 
 
 def same_output(expected: str, actual: Any) -> bool:
-    """Compare two outputs line by line, up to white space; a number with decimals may have other
-    decimals, to a relative 1e-9."""
+    """Compare two outputs line by line, up to white space.
+
+    A number with decimals may have other decimals, to a relative 1e-9.
+    """
     if not isinstance(actual, str):
         return False
     expected_lines = [line.split() for line in expected.rstrip().split("\n")]

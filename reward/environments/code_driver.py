@@ -67,7 +67,7 @@ class Process:
         self.buffer = b""
 
     def read(self, deadline: float, *, line: bool) -> bytes:
-        """Read one line of the output, or all of it. Raises Failed at a limit."""
+        """Read one line of the output, or all of it. Raises Failed at a limit of time or bytes."""
         stream = self.process.stdout
         assert stream is not None
         while not (line and b"\n" in self.buffer):
@@ -86,12 +86,14 @@ class Process:
         return text
 
     def write(self, data: bytes) -> None:
+        """Write to the program's stdin, unless the program has closed it or ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):
             self.process.stdin.write(data)
             self.process.stdin.flush()
 
     def kill(self) -> None:
+        """Kill the program with its process group, and wait for its end."""
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -128,6 +130,7 @@ class _RemoteFunction:
         self.seconds = seconds
 
     def __call__(self, *arguments: Any, **names: Any) -> Any:
+        """Call the function. Raises its error if that is a builtin one, else Failed."""
         self.server.write(repr((arguments, names)).replace("\n", " ").encode() + b"\n")
         deadline = time.monotonic() + self.seconds
         line = self.server.read(deadline, line=True).decode("ascii", "replace")

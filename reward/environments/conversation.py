@@ -158,8 +158,10 @@ class Desk(World):
         self._patience = PATIENCE
 
     async def respond(self, answer: str) -> str | None:
-        """The user's reply: facts that were asked for by a keyword, or an aside once all references
-        are given; None ends the conversation."""
+        """The user's reply; None ends the conversation.
+
+        Facts that were asked for by a keyword, or an aside once all references are given.
+        """
         text = answer.casefold()
         self._missing_references -= _references_in(answer)
         requested_facts: list[Record] = []

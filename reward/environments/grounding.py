@@ -73,8 +73,10 @@ class Grounding:
 
     @property
     def holds(self) -> bool:
-        """True if almost nothing is contradicted, half of the values and a quarter of the values
-        and nulls are copied."""
+        """True if enough is copied, and almost nothing contradicted.
+
+        Enough is half of the values, and a quarter of the values and nulls.
+        """
         if not self.values:
             return self.choices > 0
         few_contradicted = len(self.contradicted) <= TOLERATED * self.values

@@ -39,8 +39,11 @@ _FAILURES = ("_ng_failure_class", "failure_kind", "mask_sample")
 
 
 def gym_http_row(row: Row, *, url: str) -> Fields:
-    """Convert a row of a Gym data file into one of this environment. Raises DataError as `gym_row`
-    does."""
+    """Convert a row of a Gym data file into one of this environment.
+
+    Raises:
+        DataError: as `gym_row`.
+    """
     if (server := server_of(row)) in EVALUATION:
         raise DataError(f"evaluation_only: {server}")
     metadata = {"url": url, "row": dict(row)}

@@ -156,8 +156,10 @@ def _option_in_prose(answer: str, options: dict[str, str]) -> str | None:
 
 
 def _contradicted(letter: str, behind: str, options: dict[str, str]) -> bool:
-    """Tell whether the line behind a letter is the text of another option, or names another letter
-    and is not a reason for the choice."""
+    """Check whether the line behind a letter speaks for another option.
+
+    It is the text of another one, or names another letter and is not a reason for the choice.
+    """
     line = behind.split("\n", 1)[0]
     option_text = line.strip(" \t:.,)-*_]}([$")
     letter_of_text = read_option(option_text, options)

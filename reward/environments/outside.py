@@ -156,8 +156,11 @@ class OutsideEnvironment(RLVREnvironment):
 
 
 class _Tools:
-    """Tools from outside: an exception becomes an error that the model reads; a tool that hangs is
-    stopped and leaves the completion unscored."""
+    """Tools from outside the project.
+
+    An exception becomes an error that the model reads; a tool that hangs is stopped and leaves the
+    completion unscored.
+    """
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

@@ -103,8 +103,10 @@ def _says_more(answer: str, gold: str) -> bool:
 
 
 def _read_answer(text: str) -> str | None:
-    """The tagged answer, else the last box, else all of the text; None where tags contradict one
-    another or one is left open."""
+    """The tagged answer, else the last box, else all of the text.
+
+    None where tags contradict one another or one is left open.
+    """
     tagged_parts = [part.partition("</answer>") for part in text.split("<answer>")[1:]]
     if not tagged_parts:
         return last_boxes(text) or text.strip()

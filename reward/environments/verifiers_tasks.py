@@ -59,8 +59,11 @@ class TasksetEnvironment(RLVREnvironment):
         return [self._row(task) for task in tasks.take(count)]
 
     def _row(self, task: Any) -> dict[str, Any]:
-        """A task as a row. Raises DataError: its question is not text alone, or its reward needs a
-        runtime."""
+        """Convert a task to a row.
+
+        Raises:
+            DataError: its question is not text alone, or its reward needs a runtime.
+        """
         for hook in task.hooks("reward"):
             parameter = inspect.signature(hook).parameters.get("runtime")
             if parameter is not None and parameter.default is inspect.Parameter.empty:

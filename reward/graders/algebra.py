@@ -147,8 +147,10 @@ def _same_relation(gold: Any, answer: Any) -> bool:
 
 
 def _equal_at_points(gold: Any, answer: Any) -> bool | None:
-    """Compare two expressions at random points, to 25 digits; None where none of them has a value
-    for both."""
+    """Compare two expressions at random points, to 25 digits.
+
+    None where there is no point at which both have a value.
+    """
     if not isinstance(gold, sympy.Expr) or not isinstance(answer, sympy.Expr):
         return None
     symbols: list[Any] = sorted(gold.free_symbols | answer.free_symbols, key=str)

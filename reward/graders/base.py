@@ -39,8 +39,10 @@ class Grader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainGrader:
-    """Grader made of two functions that always end: `refusal` gives a prompt's drop reason, `score`
-    the score of an answer."""
+    """Grader made of two functions that always end.
+
+    `refusal` gives a prompt's drop reason, `score` the score of an answer.
+    """
 
     refusal: Callable[[Prompt], str | None]
     score: Callable[[Attempt], Score]

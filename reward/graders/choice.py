@@ -38,8 +38,10 @@ class MultipleChoice:
         self._run = run
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """Drop reason of each prompt: no options, a gold that is none of them, equal options, or an
-        invalid pattern; else None."""
+        """Drop reason of each prompt, or None.
+
+        Reasons: no options, a gold that is none of them, equal options, an invalid pattern.
+        """
         matches = self._match_patterns([(prompt, "") for prompt in prompts])
         return [
             _refuse_choice(prompt, match.problem)

@@ -37,8 +37,10 @@ class Constraints:
         self._run = run
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """Drop reason of each prompt: unknown constraints, missing arguments, or NLTK's data is not
-        installed; else None."""
+        """Drop reason of each prompt, or None.
+
+        Reasons: unknown constraints, missing arguments, NLTK's data is not installed.
+        """
         tasks = [_constraint_task(prompt) for prompt in prompts]
         results = iter(self._check([(task, _PROBE) for task in tasks if task]))
         return [next(results)[1] if task else "no_constraints" for task in tasks]
@@ -83,8 +85,10 @@ def _score_unchecked(attempt: Attempt) -> Score | None:
 
 
 def _constraint_task(prompt: Prompt) -> list[Any] | None:
-    """[names, arguments, question] of a prompt's constraints, some of which repeat the question;
-    None where its metadata is malformed."""
+    """[names, arguments, question] of a prompt's constraints; None where its metadata is malformed.
+
+    Some constraints repeat the question.
+    """
     metadata = metadata_of(prompt)
     names: Any = metadata.get("instruction_id_list")
     arguments: Any = metadata.get("kwargs")

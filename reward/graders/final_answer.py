@@ -81,7 +81,10 @@ class AnswerPlace(NamedTuple):
 
 
 def answer_places(text: str) -> Iterator[AnswerPlace]:
-    """Places of a text (see `tidy.tidy`) where its answer may stand, the best first."""
+    """Yield the places of a text (see `tidy.tidy`) where its answer may stand, the best first.
+
+    Text before a phrase that takes it back, such as "no, wait", counts for nothing.
+    """
     corrections = list(_CORRECTION.finditer(text))
     if corrections:
         text = text[corrections[-1].end() :].lstrip(" ,.:;\n")
@@ -103,7 +106,8 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
     if field is not None:
         yield AnswerPlace("json", field)
         return
-    for label in list(LABEL.finditer(text))[: -LABELS - 1 : -1]:
+    last_labels = list(LABEL.finditer(text))[-LABELS:]
+    for label in reversed(last_labels):
         behind = text[label.end() : label.end() + LINE].strip()
         if behind and not _DENIAL.search(label.group()):
             yield AnswerPlace("label", behind)
@@ -118,7 +122,7 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
 
 
 def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
-    """Find the final answer in a completion's text, which has no reasoning.
+    """Find the final answer in a text without reasoning. Returns it and the prose around it.
 
     Args:
         last_line: without tag, box, field and label, read the last formula or number of the last
@@ -147,7 +151,7 @@ def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
 
 
 def _without_label(contents: str) -> str:
-    """The contents of a box or tag without a label in them: "\\text{Answer: } 18"."""
+    """Take a label out of the contents of a box or tag: "\\text{Answer: } 18" → "18"."""
     answer = bare(contents)
     label = _LABEL_WITHIN.match(answer)
     return answer[label.end() :] if label else contents
@@ -215,7 +219,7 @@ def last_boxes(text: str) -> str | None:
 
 
 def _without_denied_boxes(text: str) -> str:
-    """The text without boxes that it denies: "not \\boxed{5}", "\\boxed{5} is wrong"."""
+    """Take boxes out of a text that denies them: "not \\boxed{5}", "\\boxed{5} is wrong"."""
     parts: list[str] = []
     end = 0
     for box in _find_boxes(text):
@@ -226,13 +230,16 @@ def _without_denied_boxes(text: str) -> str:
 
 
 def _is_denied(text: str, box: _Span) -> bool:
+    """Tell whether the words right before or right behind a box deny it."""
     before = text[max(0, box.start - DENIAL) : box.start]
     return bool(_DENIES_NEXT.search(before) or _DENIES_LAST.match(text, box.end))
 
 
 def _is_alternative(between: str) -> bool:
-    """Tell whether a text between two boxes leaves open which one is meant: a few words in one
-    sentence, without a conclusion, such as "or maybe"."""
+    """Tell whether the text between two boxes lets both of them stand: "and", or "or maybe".
+
+    Such a text is a few words in one sentence, without a conclusion.
+    """
     if _CONJUNCTION.fullmatch(between):
         return True
     few_words = len(between) <= DENIAL and len(re.findall(r"\w+", between)) <= 4
@@ -240,7 +247,7 @@ def _is_alternative(between: str) -> bool:
 
 
 def _find_boxes(text: str) -> Iterator[_Span]:
-    """Boxes of a text that are not inside another one, with balanced braces inside."""
+    """Yield the boxes of a text that are not inside another one, with balanced braces inside."""
     start = 0
     contents_start = 0
     depth = 0
@@ -265,10 +272,12 @@ def _find_boxes(text: str) -> Iterator[_Span]:
 
 
 def _is_conjunction(between: str) -> bool:
+    """Tell whether the text between two spans makes them a list: a comma, "and" or "or"."""
     return _CONJUNCTION.fullmatch(between) is not None
 
 
 def _is_or(between: str) -> bool:
+    """Tell whether the text between two spans is an "or", in one of several languages."""
     return _OR.fullmatch(between) is not None
 
 
@@ -351,13 +360,13 @@ _SMALL_WORDS = _PRONOUNS | frozenset(
 
 
 def numbers_beside(answer: str, prose: str) -> list[str]:
-    """The other numbers in the prose that an answer was read from."""
+    """Find the other numbers in the prose that an answer was read from."""
     before, _, behind = prose.rpartition(answer)
-    return [m.group() for m in _NUMBER.finditer(f"{before} {behind}")]
+    return [number.group() for number in _NUMBER.finditer(f"{before} {behind}")]
 
 
 def leading_answer(line: str) -> str | None:
-    """The answer at the beginning of a line that follows a label."""
+    """Find the answer at the beginning of a line that follows a label, or else at its end."""
     if reads_as_math(line):
         return line
     line = _LEADS.sub("", line)
@@ -371,7 +380,7 @@ def leading_answer(line: str) -> str | None:
 
 
 def trailing_answer(line: str) -> str | None:
-    """The last formula or number of a line, from its last sentence that has one."""
+    """Find the last formula or number of a line, in its last sentence that has one."""
     if reads_as_math(line):
         return line
     for sentence in reversed(_SENTENCE.split(_DENIED.sub(" ", line).strip())):
@@ -382,7 +391,7 @@ def trailing_answer(line: str) -> str | None:
 
 
 def _last_in_sentence(sentence: str) -> str | None:
-    """The last formula of a sentence, or its last number if the formula only leads to it."""
+    """Find the last formula of a sentence, or its last number if the formula only leads to it."""
     if reads_as_math(sentence):
         return sentence
     formulas = _find_formulas(sentence)
@@ -397,7 +406,7 @@ def _last_in_sentence(sentence: str) -> str | None:
 
 
 def _find_formulas(line: str) -> list[_Span]:
-    """Formulas in math delimiters; those of a list are one."""
+    """Find formulas in math delimiters; those of a list are one."""
     formulas: list[_Span] = []
     for match in _FORMULA.finditer(line):
         if reads_as_math(match.group()):
@@ -406,15 +415,19 @@ def _find_formulas(line: str) -> list[_Span]:
 
 
 def _find_numbers(line: str) -> list[_Span]:
-    """Numbers of a line: "5 or 6" is one, and not the answer 6; "60 minutes or 1 hour" are two."""
+    """Find the numbers of a line: "5 or 6" is one, not the answer 6; "60 minutes or 1 hour" two."""
     spans = [_Span(*match.span(), match.group()) for match in _NUMBER.finditer(line)]
-    numbers = [read_number(bare(span.contents)) for span in spans]
-    units = {number.unit for number in numbers if number and number.unit}
+    units: set[tuple[str, ...]] = set()
+    for span in spans:
+        number = read_number(bare(span.contents))
+        if number and number.unit:
+            units.add(number.unit)
+    # the same quantity in two units is no choice between two answers
     return spans if len(units) > 1 else _join_lists(line, spans, _is_or)
 
 
 def _number_as_meant(line: str, number: _Span) -> str | None:
-    """The number with an "or" that follows it; None if a word changes it, as in "twice 17"."""
+    """Text of a number with an "or" that follows it; None if a word changes it: "twice 17"."""
     if _BEFORE.search(line[: number.start]) or _BEHIND.match(line, number.end):
         return None
     alternative = _OR.match(line, number.end)

@@ -45,8 +45,10 @@ class Math:
         self._run = run
 
     def refuse(self, prompts: Sequence[Prompt]) -> list[str | None]:
-        """Drop reason of each prompt: no gold, an unreadable one, or one that is not accepted as
-        its own answer; else None."""
+        """Drop reason of each prompt, or None.
+
+        Reasons: no gold, an unreadable one, one that is not accepted as its own answer.
+        """
         comparisons = [self._compare_gold_with_itself(prompt) for prompt in prompts]
         needed: list[Comparison] = []
         for comparison in comparisons:

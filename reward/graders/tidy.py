@@ -33,8 +33,10 @@ _MARKUP = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|ce
 
 
 def visible(text: str) -> str:
-    """The text that the reader of a rendered page sees and is not struck out: an answer in an HTML
-    comment, in a blank of its width or under a line does not count."""
+    """The text that the reader of a rendered page sees and that is not struck out.
+
+    An answer in an HTML comment, in a blank of its width or under a line does not count.
+    """
     return _STRUCK.sub("", _COMMENT.sub("", text))
 
 
@@ -52,7 +54,9 @@ def tidy(text: str) -> str:
 
 def _to_ascii(character: str) -> str:
     """ASCII for one character: ½ → \\frac{1}{2}, a digit of any script → the digit, Ⓒ and Ｃ → C.
-    Emoji and invisible marks are left out; letters of other scripts stay."""
+
+    Emoji and invisible marks are left out; letters of other scripts stay.
+    """
     category = unicodedata.category(character)
     if category == "Nd":
         return str(unicodedata.digit(character))

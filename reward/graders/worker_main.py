@@ -61,8 +61,10 @@ def _outside_environment(reference: str) -> Any:
 
 
 def verify_outside(reference: str, prompt: dict[str, Any], completion: dict[str, Any]) -> list[Any]:
-    """Fields of the score of an environment from outside the project, which has a `check` or a
-    `score`."""
+    """Fields of the score of an environment from outside the project.
+
+    It has a `check` or a `score`.
+    """
     from reward.environments.outside import check_or_score
 
     environment = _outside_environment(reference)

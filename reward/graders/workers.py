@@ -121,8 +121,10 @@ class Worker:
         self.forget()
 
     def forget(self) -> None:
-        """Close our ends of the pipes without touching the process: a fork of its owner must not
-        end it."""
+        """Close our ends of the pipes without touching the process.
+
+        A fork of its owner must not end it.
+        """
         process = self.process
         self.process = None
         if process is None:

@@ -30,7 +30,7 @@ from reward.judge.votes import (
     VerdictCache,
     Vote,
     VoteRequest,
-    averaged,
+    average_votes,
     failures_of,
     refuse_failures,
 )
@@ -133,8 +133,9 @@ class GenRmJudge:
             self._cache.keep_failures()
 
     def begin(self, comparisons: Sequence[Comparison], *, seed: int) -> None:
-        """Ask servers about comparisons that `judge` will be given with the same seed. Called in
-        the event loop; does not wait.
+        """Ask servers about comparisons that `judge` will be given with the same seed.
+
+        Called in the event loop; does not wait.
 
         A model in this process is left alone: it would compete with the rollouts, and its batches
         would depend on which of them end first. So is one on a server that samples the rollouts:
@@ -162,7 +163,7 @@ class GenRmJudge:
             votes_by_model[number] = await self._votes_of_model(number, comparisons, seed)
 
         await gather_or_cancel(collect_votes(number) for number in range(len(self._models)))
-        judgements = [averaged(votes) for votes in zip(*votes_by_model, strict=True)]
+        judgements = [average_votes(votes) for votes in zip(*votes_by_model, strict=True)]
         self.ledger.add(judgements, seconds=time.monotonic() - start)
         return judgements
 
@@ -259,7 +260,7 @@ class GenRmJudge:
                 request.take(generation)
             open_requests = [request for request in open_requests if request.vote is None]
         for request in not_cached:
-            if self._cache is not None and request.keeps and request.vote is not None:
+            if self._cache is not None and request.is_cacheable and request.vote is not None:
                 self._cache.add(request.key, request.vote, seed=seed)
 
     def _make_vote_request(

@@ -133,8 +133,10 @@ def look_alike_characters() -> dict[int, str]:
 
 
 def _capital(character: str) -> str:
-    """H for the small capital ʜ, to which Unicode's table leads from the Cyrillic н; any other
-    character is itself."""
+    """H for the small capital ʜ; any other character is itself.
+
+    Unicode's table leads to it from the Cyrillic н.
+    """
     name = unicodedata.name(character, "") if len(character) == 1 else ""
     letter = name.removeprefix("LATIN LETTER SMALL CAPITAL ")
     return letter if letter != name and len(letter) == 1 else character

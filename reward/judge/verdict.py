@@ -97,8 +97,10 @@ def _all_verdicts(text: str) -> Iterator[Verdict]:
 
 
 def last_object(text: str) -> dict[str, Any] | None:
-    """The last top-level JSON object of a judge's final answer; None where the last one is not
-    whole."""
+    """The last top-level JSON object of a judge's final answer.
+
+    None where the last one is not whole.
+    """
     object_text = _last_object_text(text)
     if object_text is None:
         return None

@@ -20,7 +20,9 @@ from posttrain.rollouts import Parameters
 from posttrain.sampling.sampler import Generation, Request, seed_of
 from reward.judge.verdict import Verdict, parse_verdict, preferred
 
-_SHOWN = 200  # characters of an answer in an error message
+_SHOWN_CHARACTERS = 200  # of an answer in an error message
+_VERDICT_FIELDS = ("score_1", "score_2", "ranking")
+_COST_FIELDS = ("calls", "prompt_tokens", "completion_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Vote:
 
     @property
     def retries(self) -> int:
+        """Number of calls after the first one."""
         return max(0, self.calls - 1)
 
 
@@ -70,7 +73,7 @@ class Judgement:
         return None if self.verdict is not None else self.votes[0].reason
 
     def row(self) -> dict[str, Any]:
-        """The judgement as a row for a person to read."""
+        """Row for a person to read: verdict, preferred answer, reason and the models' answers."""
         return {
             "verdict": self.verdict and [*astuple(self.verdict)],
             "preferred": self.verdict and preferred(self.verdict),
@@ -93,6 +96,7 @@ class JudgeCosts:
     seconds: float = 0.0
 
     def add(self, judgements: Sequence[Judgement], *, seconds: float) -> None:
+        """Add judgements and the seconds that they took together."""
         self.matches += len(judgements)
         self.failed += sum(judgement.verdict is None for judgement in judgements)
         self.seconds += seconds
@@ -105,21 +109,26 @@ class JudgeCosts:
                 self.completion_tokens += vote.completion_tokens
 
 
-def averaged(votes: Sequence[Vote]) -> Judgement:
-    """The mean of the votes that have a verdict."""
+def average_votes(votes: Sequence[Vote]) -> Judgement:
+    """Join votes into a judgement with the mean of their verdicts; failed votes have none."""
     verdicts = [vote.verdict for vote in votes if vote.verdict is not None]
     if not verdicts:
         return Judgement(None, tuple(votes))
     means: list[float] = []
-    for name in _FIELDS:
-        means.append(sum(getattr(verdict, name) for verdict in verdicts) / len(verdicts))
+    for name in _VERDICT_FIELDS:
+        total = sum(getattr(verdict, name) for verdict in verdicts)
+        means.append(total / len(verdicts))
     return Judgement(Verdict(*means), tuple(votes))
 
 
 def failures_of(judgements: Sequence[Judgement]) -> tuple[Failure, ...]:
-    """Failures among judgements, with the end of what the model answered."""
-    failed = [judgement for judgement in judgements if judgement.verdict is None]
-    return tuple(Failure(j.reason or "", j.votes[0].text[-_SHOWN:]) for j in failed)
+    """List the judgements without a verdict: the reason, and the end of what a model answered."""
+    failures: list[Failure] = []
+    for judgement in judgements:
+        if judgement.verdict is None:
+            answer = judgement.votes[0].text
+            failures.append(Failure(judgement.reason or "", answer[-_SHOWN_CHARACTERS:]))
+    return tuple(failures)
 
 
 def refuse_failures(
@@ -172,14 +181,15 @@ class RequestSettings:
 class VoteRequest:
     """Request for one vote, over one or several calls (`next_call`, `take`) until `vote` is set.
 
-    Two requests with the same `key` are the same request. `keeps` is True if the vote is the
-    model's, and not a failure of the backend, and so goes into the cache.
+    Two requests with the same `key` are the same request. `is_cacheable` is True if the vote is the
+    model's, not a failure of the backend.
     """
 
     def __init__(self, messages: tuple[Message, ...], settings: RequestSettings) -> None:
+        """Begin a request; one that is too long has a failed vote at once, without a call."""
         self.key = settings.key(messages)
         self.vote: Vote | None = None
-        self.keeps = False
+        self.is_cacheable = False
         self._messages = messages
         self._settings = settings
         self._calls = 0
@@ -191,7 +201,7 @@ class VoteRequest:
             self._set_vote(reason=f"longer than judge.max_characters {limit:,}")
 
     def next_call(self, seed: int) -> Request:
-        """The next call to make, with a seed that depends on its content and number."""
+        """Build the next call, with a seed that depends on its content and number."""
         return Request(
             messages=self._messages,
             tools=None,
@@ -201,7 +211,7 @@ class VoteRequest:
         )
 
     def take(self, generation: Generation) -> None:
-        """Take the result of a call; sets the vote if there is a verdict or no attempt is left."""
+        """Take the result of a call; a verdict, a failed call or the last attempt sets the vote."""
         self._calls += 1
         step = generation.step
         if step is None or generation.error is not None:
@@ -220,11 +230,12 @@ class VoteRequest:
             if complete:
                 reason = "no readable verdict in its answer"
             self._set_vote(reason=reason, text=step.parsed.answer or step.text)
-        self.keeps = self.vote is not None
+        self.is_cacheable = self.vote is not None
 
     def _set_vote(
         self, verdict: Verdict | None = None, *, reason: str | None = None, text: str = ""
     ) -> None:
+        """Set the vote, with the costs of all calls so far."""
         self.vote = Vote(
             verdict,
             reason=reason,
@@ -237,8 +248,6 @@ class VoteRequest:
 
 # -- votes on disk -------------------------------------------------------------------------------
 
-_FIELDS = ("score_1", "score_2", "ranking")
-_COSTS = ("calls", "prompt_tokens", "completion_tokens")
 _LinePosition = tuple[int, int, int]  # file descriptor, offset, length
 
 
@@ -255,6 +264,10 @@ class VerdictCache:
     """
 
     def __init__(self, folder: Path, *, any_step: bool = False) -> None:
+        """Open and lock the file of this process, and index the votes of all files in the folder.
+
+        A line at the end of the own file that a killed process left half-written is cut off.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._any_step = any_step
         self._positions: dict[tuple[str, int | None], _LinePosition] = {}
@@ -266,7 +279,6 @@ class VerdictCache:
                 file = path.open("rb")
                 self._inputs.append(file)
                 self._index_file(file)
-        # a line that a killed process left half-written is overwritten
         self._end = self._index_file(self._output)
         self._output.truncate(self._end)
 
@@ -278,10 +290,10 @@ class VerdictCache:
             file.close()
 
     def get(self, key: str, *, seed: int) -> Vote | None:
-        """Look a vote up.
+        """Look a vote up; None if there is none. One of another seed is marked as cached.
 
         Under the seed of its request it has its costs, so that a step which is repeated after an
-        interruption has the same counts; otherwise it is marked as cached, without costs.
+        interruption has the same counts; a cached one costs nothing.
         """
         if (failure := self._failures.get((key, seed))) is not None:
             return failure
@@ -291,10 +303,12 @@ class VerdictCache:
             return None
         file, offset, length = position
         row: dict[str, Any] = load_json(os.pread(file, length, offset))
-        verdict = Verdict(*(row[name] for name in _FIELDS)) if row["reason"] is None else None
+        verdict = None
+        if row["reason"] is None:
+            verdict = Verdict(*(row[name] for name in _VERDICT_FIELDS))
         vote = Vote(verdict, reason=row["reason"], text=row["text"])
         if row["seed"] == seed:
-            return replace(vote, **{name: row[name] for name in _COSTS})
+            return replace(vote, **{name: row[name] for name in _COST_FIELDS})
         return replace(vote, cached=True)
 
     def add(self, key: str, vote: Vote, *, seed: int) -> None:
@@ -316,17 +330,18 @@ class VerdictCache:
             self._write(key, vote, seed=seed)
 
     def _write(self, key: str, vote: Vote, *, seed: int) -> None:
+        """Append a vote to the file of this process and index it; nothing if it is there."""
         if (key, seed) in self._positions:
             return
         row: dict[str, Any] = {"key": key, "seed": seed}
-        for name in _FIELDS:
+        for name in _VERDICT_FIELDS:
             row[name] = None if vote.verdict is None else getattr(vote.verdict, name)
         row["reason"] = vote.reason
         row["text"] = vote.text
-        for name in _COSTS:
+        for name in _COST_FIELDS:
             row[name] = getattr(vote, name)
         # half of a surrogate pair is no UTF-8: it is written as an escape
-        line = (json_text(row).encode("utf-8", "backslashreplace")) + b"\n"
+        line = json_text(row).encode("utf-8", "backslashreplace") + b"\n"
         offset = self._end
         self._output.seek(offset)
         self._output.write(line)
@@ -335,6 +350,7 @@ class VerdictCache:
         self._index_row(row, (self._output.fileno(), offset, len(line)))
 
     def _index_row(self, row: Mapping[str, Any], position: _LinePosition) -> None:
+        """Index a row under its seed and, with `any_step`, a verdict under every seed."""
         key = row["key"]
         reason = row["reason"]
         self._positions.setdefault((key, row["seed"]), position)
@@ -358,7 +374,7 @@ class VerdictCache:
 
 
 def _open_locked_file(folder: Path) -> tuple[BinaryIO, Path]:
-    """Open and lock the first file of votes that no other process holds."""
+    """Open the first file of votes that no other process holds, locked if the disk has locks."""
     for number in itertools.count():
         path = folder / f"votes-{number:03}.jsonl"
         file = path.open("a+b")

@@ -17,6 +17,9 @@ from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from data_builders.rows.parts import PART_BYTES
+from posttrain.chat import ChatTemplate, nemotron_3_nano_template
+from posttrain.tokens.tiktoken.encoder import TiktokenEncoder
+from posttrain.tokens.tokenizer import _has_same_offsets as prove_same_offsets
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SPECIAL = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
@@ -39,6 +42,27 @@ def script(name: str) -> ModuleType:
     return import_module(f"scripts.{name}")
 
 
+# proofs and probes of these tokenizers, which hold for the whole session: what they take is several
+# times what the few rows of a build take
+_same_offsets: dict[str, bool] = {}
+_templates: dict[str, ChatTemplate] = {}
+
+
+def _has_same_offsets(backend: Tokenizer, fast: TiktokenEncoder) -> bool:
+    text = backend.to_str()
+    if text not in _same_offsets:
+        _same_offsets[text] = prove_same_offsets(backend, fast)
+    return _same_offsets[text]
+
+
+def _nemotron_3_nano_template(**choices: Any) -> ChatTemplate:
+    """One object for equal choices, so that its profile is made once."""
+    key = json.dumps(choices)
+    if key not in _templates:
+        _templates[key] = nemotron_3_nano_template(**choices)
+    return _templates[key]
+
+
 def build(
     recipe: Path, *overrides: str, part_bytes: int = PART_BYTES, report: bool = False
 ) -> None:
@@ -50,6 +74,12 @@ def build(
     """
     with ExitStack() as stack:
         stack.enter_context(patch("data_builders.sft.build.PART_BYTES", part_bytes))
+        stack.enter_context(
+            patch("posttrain.tokens.tokenizer._has_same_offsets", _has_same_offsets)
+        )
+        stack.enter_context(
+            patch("posttrain.tokens.renderer.nemotron_3_nano_template", _nemotron_3_nano_template)
+        )
         if not report:
             stack.enter_context(patch("posttrain.pages.write.write_report", lambda out: out))
         script("build_sft").main(["--config", str(recipe), *overrides])

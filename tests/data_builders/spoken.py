@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-LABELS = Path(__file__).resolve().parents[2] / "benchmarks" / "repetition_labels.yaml"
+LABELS = Path(__file__).with_name("repetition_labels.yaml")
 
 Row = dict[str, Any]
 Parts = Iterator[tuple[str, Any]]

@@ -15,12 +15,12 @@ from posttrain.errors import ConfigError
 from posttrain.evaluation.agentic import (
     PRECEDENCE,
     RunFailure,
-    agentic_rows,
+    agentic_figures,
     failures,
     family_of,
-    paired,
+    paired_difference,
     scored_expectations,
-    share_row,
+    solved_share,
 )
 from posttrain.evaluation.run import Record, read_records
 from posttrain.pages.agentic import failing_step, in_words
@@ -131,16 +131,16 @@ def values(solved: tuple[int, ...]) -> list[tuple[float, int]]:
 
 def test_published_totals_scored_again():
     assert (sum(NANO), sum(SUPER), sum(QWEN)) == (10, 12, 23)
-    nano, qwen = share_row(values(NANO)), share_row(values(QWEN))
+    nano, qwen = solved_share(values(NANO)), solved_share(values(QWEN))
     assert (nano["solved"], nano["runs"], nano["tasks"]) == (10, 30, 10)
     # wider than a bootstrap over the ten tasks, [0.13, 0.57] and [0.50, 1.00], which is too narrow
     assert (nano["low"], nano["high"]) == pytest.approx((0.134, 0.617), abs=0.002)
     assert (qwen["low"], qwen["high"]) == pytest.approx((0.419, 0.937), abs=0.002)
-    nothing = share_row(values((0,) * 10))
+    nothing = solved_share(values((0,) * 10))
     assert nothing["low"] == 0.0
     assert 0.2 < nothing["high"] < 0.35
-    against_super = paired(values(NANO), values(SUPER))
-    against_qwen = paired(values(NANO), values(QWEN))
+    against_super = paired_difference(values(NANO), values(SUPER))
+    against_qwen = paired_difference(values(NANO), values(QWEN))
     assert against_super["p"] == pytest.approx(0.71, abs=0.01)
     assert against_qwen["p"] == pytest.approx(0.044, abs=0.002)
     assert "does not rank" in in_words({"names": ["Nano", "Super"], **against_super})
@@ -192,7 +192,7 @@ def test_two_models_in_one_report(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert all(text in page for text in ("Agentic leaderboard", "Predictions"))
     # what the machine failed is in no share
     lost = [replace(r, score=Score(None, None, "gone", "sandbox")) for r in read_all(out, "two")]
-    mixed = agentic_rows({"one": read_all(out, "one"), "two": lost})
+    mixed = agentic_figures({"one": read_all(out, "one"), "two": lost})
     assert mixed is not None
     assert mixed["pairs"] == []
     missing = mixed["models"][1]["families"][-1]

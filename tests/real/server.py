@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -86,6 +87,14 @@ class VllmProcess:
                 return [model["id"] for model in json.load(answer)["data"]]
         except OSError:
             return []
+
+    def answered(self) -> int:
+        """Number of requests that it has answered since its start."""
+        metrics = self.url.removesuffix("/v1") + "/metrics"
+        with urllib.request.urlopen(metrics, timeout=10) as answer:  # noqa: S310 - our own
+            lines = answer.read().decode()
+        counts = re.findall(r"^vllm:request_success_total\{.*\} (\S+)$", lines, re.MULTILINE)
+        return int(sum(float(count) for count in counts))
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         status, answer = _post(f"{self.url}{path}", body)

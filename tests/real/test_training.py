@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -156,6 +157,54 @@ def student(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def server_of(vllm: VllmProcess) -> dict[str, Any]:
+    return {"url": vllm.url, "model": MODEL}
+
+
+def distillation(
+    folder: Path, student: Path, teacher: dict[str, Any], *, lag: int = 0
+) -> dict[str, Any]:
+    """Three steps of distillation of the student on one teacher."""
+    return {
+        "out": str(folder / "out"),
+        "model": {"path": str(student)},
+        "teachers": {"teacher": teacher},
+        "default_teacher": "teacher",
+        "prompts": [{**source(folder, 24), "grader": None, "metadata": []}],
+        "settings": [{"name": "plain", "thinking": 0}],
+        "prompts_per_step": 4,
+        "rollouts": {"engine": "in_process", "lag": lag},
+        "loss": {"importance": {}},
+        "sampling": {"max_tokens": 24},
+        "trainer": {
+            "learning_rate": 1e-5,
+            "warmup_steps": 0,
+            "max_steps": 3,
+            "per_device_train_batch_size": 4,
+            "gradient_checkpointing": False,
+            "bf16": False,
+        },
+    }
+
+
+def await_first_step(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until a distillation has logged a step."""
+    log = folder / "out" / "log.jsonl"
+    while not log.is_file() or not log_rows(folder / "out", of="loss"):
+        assert process.poll() is None, output(folder, "distill")[-3000:]
+        time.sleep(0.02)
+
+
+def token_rewards(out: Path, *, steps: int) -> list[float]:
+    """Rewards of all tokens of a distillation, none of whose rollouts is unscored."""
+    assert [row["unscored"] for row in log_rows(out, of="loss")] == [0] * steps
+    rewards: list[float] = []
+    for group in rollout_groups(out):
+        for rollout in group["rollouts"]:
+            rewards += rollout["token_rewards"]
+    return rewards
+
+
 VERDICT = r'\{"score_1": [1-5], "score_2": [1-5], "ranking": [1-6]\}'
 
 
@@ -213,46 +262,99 @@ def test_a_server_that_is_killed_in_the_middle_of_a_step_is_waited_for(
     check_run(out, server, steps=3)
 
 
+def test_a_replica_that_is_killed_returns_with_the_adapter_of_its_step(
+    checkpoint: Path, server: VllmProcess, vllm_executable: Path, profile: Path, tmp_path: Path
+):
+    """While it is away the other one writes all rollouts; a wrong adapter would fail `check_run`."""
+    steps = 40
+    out = tmp_path / "out"
+    replica = VllmProcess(vllm_executable, checkpoint, tmp_path / "replica.log")
+    process = None
+    try:
+        replica.start()
+        answered_before = server.answered()
+        recipe = rlvr(out, checkpoint, server.url, profile, steps=steps)
+        recipe["rollouts"]["url"] = [server.url, replica.url]
+        process = begin(tmp_path, "rlvr", recipe)
+        while (answered_first := replica.answered()) < 2 * PROMPTS * N:
+            assert process.poll() is None, output(tmp_path, "rlvr")[-3000:]
+            time.sleep(0.02)
+        replica.kill()
+        replica.start()
+        assert process.wait(1500) == 0, output(tmp_path, "rlvr")[-3000:]
+        check_run(out, server, steps=steps)
+        assert replica.models() == [MODEL]
+        answered_again = replica.answered()
+        answered = server.answered() - answered_before + answered_first + answered_again
+    finally:
+        if process is not None:
+            process.kill()
+            process.wait()
+        replica.kill()
+    print(answered_first, answered_again, answered, steps * PROMPTS * N)
+    assert answered_again > 0
+    # nothing was asked twice but what the killed one was at
+    assert steps * PROMPTS * N - N <= answered <= steps * PROMPTS * N + PROMPTS * N
+
+
+def test_a_teachers_server_that_is_killed_is_waited_for_and_gives_the_same_rewards(
+    checkpoint: Path, teaching_server: VllmProcess, student: Path, tmp_path: Path
+):
+    rewards: list[list[float]] = []
+    for killed in (False, True):
+        folder = tmp_path / str(killed)
+        folder.mkdir()
+        recipe = distillation(folder, student, {"server": server_of(teaching_server)})
+        process = begin(folder, "distill", recipe)
+        try:
+            if killed:
+                await_first_step(folder, process)
+                teaching_server.kill()
+                teaching_server.start()
+            assert process.wait(1500) == 0, output(folder, "distill")[-3000:]
+        finally:
+            process.kill()
+            process.wait()
+        rewards.append(token_rewards(folder / "out", steps=3))
+    assert "refuses connections: waiting up to 600 s" in output(tmp_path / "True", "distill")
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-4)
+
+
+def test_a_teachers_server_that_stays_away_ends_the_run_with_its_name(
+    checkpoint: Path, vllm_executable: Path, student: Path, tmp_path: Path
+):
+    served = VllmProcess(vllm_executable, checkpoint, tmp_path / "teacher.log", adapters=False)
+    try:
+        served.start()
+        teacher = {"server": {**server_of(served), "wait": 5}}
+        process = begin(tmp_path, "distill", distillation(tmp_path, student, teacher))
+        try:
+            await_first_step(tmp_path, process)
+            served.kill()
+            assert process.wait(120) == 1
+        finally:
+            process.kill()
+            process.wait()
+    finally:
+        served.kill()
+    text = output(tmp_path, "distill")
+    assert "Traceback" not in text
+    assert served.url in text.splitlines()[-1]
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_teacher_behind_the_server_gives_the_rewards_of_one_in_process(
     checkpoint: Path, teaching_server: VllmProcess, student: Path, tmp_path: Path, lag: int
 ):
-    served = {"server": {"url": teaching_server.url, "model": MODEL}}
     in_process = {"path": str(checkpoint), "dtype": "float32"}
-    rewards: list[list[list[float]]] = []
+    served = {"server": server_of(teaching_server)}
+    rewards: list[list[float]] = []
     for name, teacher in (("served", served), ("in_process", in_process)):
-        out = tmp_path / name / "out"
-        out.parent.mkdir()
-        recipe = {
-            "out": str(out),
-            "model": {"path": str(student)},
-            "teachers": {"teacher": teacher},
-            "default_teacher": "teacher",
-            "prompts": [{**source(out.parent, 24), "grader": None, "metadata": []}],
-            "settings": [{"name": "plain", "thinking": 0}],
-            "prompts_per_step": 4,
-            "rollouts": {"engine": "in_process", "lag": lag},
-            "loss": {"importance": {}},
-            "sampling": {"max_tokens": 24},
-            "trainer": {
-                "learning_rate": 1e-5,
-                "warmup_steps": 0,
-                "max_steps": 3,
-                "per_device_train_batch_size": 4,
-                "gradient_checkpointing": False,
-                "bf16": False,
-            },
-        }
-        run(out.parent, "distill", recipe)
-        rows = log_rows(out, of="loss")
-        assert [row["unscored"] for row in rows] == [0, 0, 0]
-        rollouts = [rollout for group in rollout_groups(out) for rollout in group["rollouts"]]
-        rewards.append([rollout["token_rewards"] for rollout in rollouts])
-    differences: list[float] = []
-    for by_server, by_process in zip(*rewards, strict=True):
-        pairs = zip(by_server, by_process, strict=True)
-        differences += [abs(one - other) for one, other in pairs]
-    assert len(differences) > 100
-    assert max(differences) < 1e-3
+        folder = tmp_path / name
+        folder.mkdir()
+        run(folder, "distill", distillation(folder, student, teacher, lag=lag))
+        rewards.append(token_rewards(folder / "out", steps=3))
+    assert len(rewards[0]) > 100
+    assert rewards[0] == pytest.approx(rewards[1], abs=1e-3)
     # the teacher is not the student
-    assert max(abs(reward) for rollout in rewards[0] for reward in rollout) > 0.05
+    assert max(abs(reward) for reward in rewards[0]) > 0.05

@@ -86,7 +86,7 @@ RUBBISH: list[Any] = [
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time_limits, "STEP_SECONDS", 0.2)
-    monkeypatch.setattr(time_limits, "_AGAIN", 0.05)
+    monkeypatch.setattr(time_limits, "_REPEAT_SECONDS", 0.05)
 
 
 def score_of(call: Any) -> Score:

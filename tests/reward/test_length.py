@@ -103,6 +103,7 @@ def test_a_cut_answer_is_treated_as_missing_and_its_reasoning_as_any():
         ({"reasoning_lengths": [1, -1, 2]}, r"reasoning_lengths\[1\] is -1"),
         ({"quality_percentile": 101}, "0 to 100"),
         ({"reasoning_bonus": math.inf}, "reasoning_bonus must be finite"),
+        ({"answer_bonus": math.nan}, "^answer_bonus must be finite"),
     ],
 )
 def test_arguments_that_mean_nothing_are_refused(changed: dict[str, Any], message: str):

@@ -22,10 +22,9 @@ from posttrain.evaluation.metrics import values_of
 from posttrain.evaluation.run import read_run
 from posttrain.pages.chain import show_chain
 from posttrain.runs import read_artifact
-from posttrain.training import plan
-from posttrain.training.activations import StepMemory
 from tests.pages import reading
 from tests.training.rl.servers import judge_server
+from tests.training.tiny import neither_measure_nor_draw
 
 RECIPES, RUNS = Path(__file__).parents[2] / "recipes" / "tiny", Path("runs/tiny")
 # here, so that no collection of garbage has to walk what they import
@@ -88,8 +87,8 @@ def test_the_tiny_recipes_chain(
     small = ("mixture.total=10000", "held_out.rows=8", "mixture.tolerance=0.05")
     run("build_sft", "build_sft", *small)
     run("sft", "sft", *FEW_STEPS)
-    # one run has measured itself
-    monkeypatch.setattr(plan, "measure_step", lambda *_: StepMemory(0, 0, 0))
+    # one run has measured itself and drawn its charts
+    neither_measure_nor_draw(monkeypatch)
     losses = [row["loss"] for row in rows_of("sft/log.jsonl") if "loss" in row]
     assert losses[-1] < losses[0]
     assert (RUNS / "sft/checkpoint-epoch-1/model.safetensors").is_file()

@@ -142,6 +142,8 @@ def test_what_cannot_be_split_is_refused_before_the_model_is_loaded(data: Path, 
     for name in ("TP", "SP"):
         with pytest.raises(ConfigError, match=f"{name.lower()}_size"):
             check_parallelism("sft", "cuda", SPLIT | {f"PARALLELISM_CONFIG_{name}_SIZE": "2"})
+    with pytest.raises(ConfigError, match="PARALLELISM_CONFIG_CP_SIZE is 'two'"):
+        check_parallelism("sft", "cuda", SPLIT | {"PARALLELISM_CONFIG_CP_SIZE": "two"})
 
     def run() -> None:
         stage = SftStage(recipe(data, tmp_path / "no-model", tmp_path / "out", split=True))

@@ -141,7 +141,7 @@ def test_pairs_are_cut_in_proportion_and_can_still_be_trained_on(
     recipe = dpo_recipe(data, policy, tmp_path / "out", {"max_steps": 1}, layout=layout)
     trainer = DpoStage(recipe).prepare().trainer
     rows = [trainer.pairs.data[row] for row in range(8)]
-    tokens = int(trainer.pairs.lengths.sum())
+    tokens = int(trainer.pairs.total_lengths.sum())
     assert shorter_pairs(rows, tokens) == rows
     half = shorter_pairs(rows, tokens // 2)
     kept = sum(2 * len(row["prompt_ids"]) for row in half)

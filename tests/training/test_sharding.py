@@ -25,7 +25,7 @@ from tests.training.tiny import attention_model, hybrid_model
 
 pytest.importorskip("deepspeed")
 # pairs of everything that a run may have; rl/test_engines.py has GRPO, test_resume.py DDP, and
-# benchmarks/sharding.py runs all combinations
+# `python -m benchmarks sharding` runs all combinations
 CELLS = [
     ("zero2", "attention", False, "dpo", False),
     ("zero2", "hybrid", True, "sft", False),

@@ -52,15 +52,21 @@ def shop(rng: random.Random) -> dict[str, Any]:
 
 
 def _conclude_lookups(task: str, a: str, b: str, results: list[str]) -> tuple[str, list[str]]:
-    """Gold answer and steps of the reasoning that follow from the results of the look-ups."""
+    """Derive the gold answer and the steps of the reasoning from the results of the look-ups.
+
+    Args:
+        a, b: items that were looked up, `b` unless the task is "one".
+    """
     if task == "one":
         return results[0], [results[0]]
-    left = int(results[0])
-    right = int(results[1])
+    value_a = int(results[0])
+    value_b = int(results[1])
     if task == "compare":
-        winner = a if left > right else b
-        return winner, [f"{a} {left} {b} {right}", f"{max(left, right)} is {winner}"]
-    return str(left + right), [f"{left}+{right}", *add_steps(left, right)]
+        winner = a if value_a > value_b else b
+        steps = [f"{a} {value_a} {b} {value_b}", f"{max(value_a, value_b)} is {winner}"]
+        return winner, steps
+    steps = [f"{value_a}+{value_b}", *add_steps(value_a, value_b)]
+    return str(value_a + value_b), steps
 
 
 def lookups(draw: ItemDraw) -> Draft:
@@ -172,7 +178,7 @@ def plans(draw: ItemDraw) -> Draft:
 def _carry_out_plan(
     transcript: Transcript, task: str, *, chosen_keys: list[str], name: str
 ) -> None:
-    """Make the calls of the reference, each with its reasoning.
+    """Write the calls of the reference into the transcript, each with its reasoning.
 
     Args:
         chosen_keys: tickets of the question; for the task "owner" a call finds them.
@@ -224,8 +230,8 @@ def recover(draw: ItemDraw) -> Draft:
     state = shop(rng)
     item = rng.choice(sorted(state["price"]))
     price = state["price"][item]
-    lure = rng.choice([number for number in range(11, 100) if number != price])
-    state["cached_price"] = {item: lure}
+    old_price = rng.choice([number for number in range(11, 100) if number != price])
+    state["cached_price"] = {item: old_price}
     tool_names = ["get_price", "cached_price", "check_price"]
     rng.shuffle(tool_names)
     failures = min(draw.difficulty, 3)
@@ -245,7 +251,7 @@ def recover(draw: ItemDraw) -> Draft:
 
 
 def _retry_and_check(transcript: Transcript, item: str, *, is_lured: bool) -> None:
-    """Make the calls of the reference, until the price arrives and is checked.
+    """Write the reference into the transcript: calls until the price is checked, and its answer.
 
     Args:
         is_lured: take the cached price first, and find it wrong.

@@ -260,8 +260,10 @@ class _Supervisor:
         return time.monotonic() - self.start_time >= self.limits.seconds
 
     def _stays_stopped(self) -> bool:
-        """Tell whether the launched program has been stopped for `STOPPED_SECONDS`: what it started
-        may be waiting for it, for all of the time."""
+        """Check whether the launched program has been stopped for `STOPPED_SECONDS`.
+
+        What it started may be waiting for it, for all of the time.
+        """
         now = time.monotonic()
         launched = [] if self.tree.first is None else _processes(self.tree.first)[1:2]
         if [_state(pid) for pid in launched] != ["T"]:

@@ -40,15 +40,11 @@ def write_logs(run: Path, folder: Path) -> None:
     manifest, records = read_run(run)
     lock = read_lock(run)
     cells = json.loads((run / METRICS).read_text("utf-8"))["cells"]
-    sampling: Mapping[str, Any] = lock["sampling"]
-    sampling_names = ("temperature", "top_p", "top_k", "max_tokens")
-    generate_config = GenerateConfig(**{name: sampling[name] for name in sampling_names})
     created = datetime.now(UTC).isoformat(timespec="seconds")
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     for checkpoint, checkpoint_records in records.items():
         (partial / checkpoint).mkdir(parents=True)
-        model = f"posttrain/{checkpoint}"
         for unit, unit_records in by_unit(checkpoint_records).items():
             prompt = unit_records[0].prompt
             unit_cell = (checkpoint, prompt.source, prompt.setting)
@@ -56,36 +52,15 @@ def write_logs(run: Path, folder: Path) -> None:
             for cell in cells:  # a cell a reasoning mode
                 if (cell["checkpoint"], cell["task"], cell["setting"]) == unit_cell:
                     scores.append(_cell_score(cell))
-            samples = [_eval_sample(record, model) for record in unit_records]
-            usage = _total_usage([sample.model_usage[model] for sample in samples])
-            ids = list(dict.fromkeys(record.prompt.id for record in unit_records))
             key = digest_of([manifest.digest, checkpoint, unit])[:22]
-            log = EvalLog(
-                status="success",
-                eval=EvalSpec(
-                    created=created,
-                    run_id=manifest.digest[:22],
-                    eval_id=key,
-                    task_id=key,
-                    task=unit,
-                    dataset=EvalDataset(name=prompt.source, samples=len(ids), sample_ids=ids),
-                    model=model,
-                    model_generate_config=generate_config,
-                    config=EvalConfig(epochs=sampling["samples"][unit]),
-                    packages=lock["versions"],
-                    metadata={"manifest": manifest.digest, "weights": lock["weights"][checkpoint]},
-                ),
-                stats=EvalStats(
-                    started_at=created,
-                    completed_at=created,
-                    model_usage={model: usage},
-                ),
-                results=EvalResults(
-                    total_samples=len(unit_records),
-                    completed_samples=sum(not record.failed for record in unit_records),
-                    scores=scores,
-                ),
-                samples=samples,
+            log = _unit_log(
+                unit_records,
+                unit=unit,
+                key=key,
+                scores=scores,
+                lock=lock,
+                manifest_digest=manifest.digest,
+                created=created,
             )
             # inspect reads a log's name as parts between "_", so no part may contain it
             name = f"{created.replace(':', '-')}_{unit.replace('_', '-')}_{key}.eval"
@@ -93,8 +68,59 @@ def write_logs(run: Path, folder: Path) -> None:
     partial.rename(folder)
 
 
+def _unit_log(
+    records: Sequence[Record],
+    *,
+    unit: str,
+    key: str,
+    scores: list[EvalScore],
+    lock: Mapping[str, Any],
+    manifest_digest: str,
+    created: str,
+) -> EvalLog:
+    """Build inspect's log of one checkpoint's records of a unit.
+
+    Args:
+        key: identifier of the log, as inspect's evaluation and task.
+        created: time of the log, in ISO 8601.
+    """
+    checkpoint = records[0].checkpoint
+    source = records[0].prompt.source
+    model = f"posttrain/{checkpoint}"
+    sampling: Mapping[str, Any] = lock["sampling"]
+    sampling_names = ("temperature", "top_p", "top_k", "max_tokens")
+    samples = [_eval_sample(record, model) for record in records]
+    usage = _total_usage([sample.model_usage[model] for sample in samples])
+    ids = list(dict.fromkeys(record.prompt.id for record in records))
+    return EvalLog(
+        status="success",
+        eval=EvalSpec(
+            created=created,
+            run_id=manifest_digest[:22],
+            eval_id=key,
+            task_id=key,
+            task=unit,
+            dataset=EvalDataset(name=source, samples=len(ids), sample_ids=ids),
+            model=model,
+            model_generate_config=GenerateConfig(
+                **{name: sampling[name] for name in sampling_names}
+            ),
+            config=EvalConfig(epochs=sampling["samples"][unit]),
+            packages=lock["versions"],
+            metadata={"manifest": manifest_digest, "weights": lock["weights"][checkpoint]},
+        ),
+        stats=EvalStats(started_at=created, completed_at=created, model_usage={model: usage}),
+        results=EvalResults(
+            total_samples=len(records),
+            completed_samples=sum(not record.failed for record in records),
+            scores=scores,
+        ),
+        samples=samples,
+    )
+
+
 def _cell_score(cell: Mapping[str, Any]) -> EvalScore:
-    """Rates of a cell of the run's metrics, as the score of a reasoning mode."""
+    """Convert the rates of a cell of the run's metrics to the score of a reasoning mode."""
     unscored = cell["failed"] + cell["unscored"]
     metrics: dict[str, EvalMetric] = {}
     for name, figure in cell["rates"].items():
@@ -110,6 +136,7 @@ def _cell_score(cell: Mapping[str, Any]) -> EvalScore:
 
 
 def _eval_sample(record: Record, model: str) -> EvalSample:
+    """Convert a record to a sample, with an event for each model call."""
     prompt = record.prompt
     completion = record.completion
     events = list(_model_events(record, model))
@@ -139,7 +166,7 @@ def _eval_sample(record: Record, model: str) -> EvalSample:
 
 
 def _model_events(record: Record, model: str) -> Iterator[ModelEvent]:
-    """Model calls of a completion, each with the messages and token ids that it was given."""
+    """Yield the model calls of a completion, each with the messages and ids that it was given."""
     messages: list[ChatMessage] = [to_inspect(message) for message in record.prompt.messages]
     prompt_ids = record.completion.prompt_ids
     for step in record.completion.steps:
@@ -158,6 +185,7 @@ def _model_events(record: Record, model: str) -> Iterator[ModelEvent]:
 
 
 def _inspect_score(record: Record) -> Score:
+    """Convert the score of a record, and note the number of its calls."""
     score = record.score
     metadata = {"calls": len(record.verdict.calls)}
     if score.value is None:
@@ -168,4 +196,5 @@ def _inspect_score(record: Record) -> Score:
 
 
 def _total_usage(usages: Sequence[ModelUsage | None]) -> ModelUsage:
+    """Add up tokens; a call without a count adds none."""
     return sum((usage for usage in usages if usage is not None), ModelUsage())

@@ -26,7 +26,8 @@ _LIMITS = Limits(seconds=180, cpu_seconds=120, output_bytes=10 * 1024 * 1024)
 # arguments: the directory, NAME=VALUE variables, the program and its arguments; `env` finds the
 # program in the sandbox's own PATH
 _RUN_IN_DIRECTORY = 'cd -- "$1" && shift && exec /usr/bin/env -- "$@"'
-_ERRORS = (
+# the sandbox reports a file operation that failed as a plain OSError with the shell's words
+_ERROR_CLASSES = (
     ("No such file", FileNotFoundError),
     ("Is a directory", IsADirectoryError),
     ("Permission denied", PermissionError),
@@ -79,7 +80,9 @@ class BubblewrapSandbox(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """Run a command, once: after a time-out its changes would be made twice.
+        """Run a command once, with `timeout_retry` and `concurrency` ignored.
+
+        A second run after a time-out would make the changes of the first one again.
 
         Raises:
             TimeoutError: it ran longer than `timeout`, or than 180 s.
@@ -140,7 +143,7 @@ class BubblewrapSandbox(SandboxEnvironment):
 
 def _raise_by_name(error: OSError) -> NoReturn:
     """Raise an error as the class that its text names: inspect shows these classes to the model."""
-    for words, kind in _ERRORS:
+    for words, error_class in _ERROR_CLASSES:
         if words in str(error):
-            raise kind(str(error)) from error
+            raise error_class(str(error)) from error
     raise error

@@ -44,7 +44,9 @@ def decode(
     on_step: Callable[[Sequence[DecodedRow]], None] | None = None,
     stop: Callable[[], bool] = bool,
 ) -> list[EngineOutput]:
-    """Continue every prompt. Equal requests in equal order give equal outputs.
+    """Continue every prompt to its end, or raise InterruptedError as soon as `stop` returns True.
+
+    Equal requests in equal order give equal outputs.
 
     Args:
         model: model in eval mode.
@@ -63,18 +65,22 @@ def decode(
         DataError: the model's logits are not finite.
     """
     rows = [DecodedRow(request, _token_limit(model, request)) for request in requests]
-    waiting = _admission_order([k for k, row in enumerate(rows) if not row.done], requests)
+    # a prompt that leaves no room is done before it starts
+    unfinished = [number for number, row in enumerate(rows) if not row.done]
+    waiting = _admission_order(unfinished, requests)
     batch = DecodeBatch(model)
     tokens_reported = 0
     steps = 0
-    # rows that are not handed over yet
-    number_of_row = {id(row): number for number, row in enumerate(rows)}
+    number_of_unreported_row = {id(row): number for number, row in enumerate(rows)}
 
     def hand_over(candidates: Iterable[DecodedRow]) -> None:
-        if on_done is not None:
-            for row in candidates:
-                if row.done and id(row) in number_of_row:
-                    on_done(number_of_row.pop(id(row)), row.output())
+        """Pass the outputs of ended rows to `on_done`, each once."""
+        if on_done is None:
+            return
+        for row in candidates:
+            if row.done and id(row) in number_of_unreported_row:
+                number = number_of_unreported_row.pop(id(row))
+                on_done(number, row.output())
 
     hand_over(rows)
     while waiting or batch.going:
@@ -83,7 +89,7 @@ def decode(
         going = batch.going
         if waiting and going <= _REFILL_SHARE * batch_size and batch.may_join:
             room = batch_size - going
-            batch.admit([rows[k] for k in waiting[:room]])
+            batch.admit([rows[number] for number in waiting[:room]])
             waiting = waiting[room:]
         elif len(batch.rows) - going >= max(1, _ENDED_SHARE * len(batch.rows)):
             batch.drop_ended()
@@ -99,7 +105,7 @@ def decode(
 
 
 def _token_limit(model: PreTrainedModel, request: EngineRequest) -> int:
-    """Greatest number of new tokens: the request's limit, or the room in the model's context."""
+    """Most new tokens of a request: its limit, or the room in the context, maybe below 0."""
     assert request.ids, "a prompt has at least one token"
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     limit = request.parameters.max_tokens
@@ -120,10 +126,15 @@ def _admission_order(indices: Sequence[int], requests: Sequence[EngineRequest]) 
 
     Prompts of like lengths need little padding, and equal ones share a prefill.
     """
-    first_request: dict[tuple[int, ...], int] = {}
-    for k in indices:
-        first_request.setdefault(requests[k].ids, k)
-    return sorted(indices, key=lambda k: (len(requests[k].ids), first_request[requests[k].ids], k))
+    first_with_prompt: dict[tuple[int, ...], int] = {}
+    for index in indices:
+        first_with_prompt.setdefault(requests[index].ids, index)
+
+    def position(index: int) -> tuple[int, int, int]:
+        prompt = requests[index].ids
+        return len(prompt), first_with_prompt[prompt], index
+
+    return sorted(indices, key=position)
 
 
 @dataclass(slots=True)
@@ -203,7 +214,7 @@ class DecodedRow:
         )
 
 
-# rows on their way into a batch: their cache, the logits of their next token, and the rows
+# part of the next batch: the cache of its rows, the logits of their next tokens, and the rows
 _Piece = tuple[CacheRows, torch.Tensor, list["DecodedRow"]]
 
 
@@ -261,7 +272,7 @@ class DecodeBatch:
         self._lay_out()
 
     def _take_rows(self, indices: list[int]) -> _Piece:
-        """Take rows of this batch into the next one."""
+        """Cut rows of this batch out, with their cache and logits, for the next batch."""
         # columns that are padding in all of these rows are left behind
         unused = min(self._pads[k] for k in indices) if joinable(self._cache) else 0
         index = torch.tensor(indices, device=self.model.device)
@@ -333,11 +344,16 @@ class DecodeBatch:
         )
 
     def _choose_tokens(self) -> list[int]:
-        """Choose and append the token of each row; the tokens of ended rows are ignored."""
+        """Choose the token of each row, append it to rows that have not ended, and count it.
+
+        Raises:
+            DataError: the model's logits are not finite.
+        """
         positions = np.array([len(row.ids) for row in self.rows])
         chosen, logps = choose(self._logits, self._parameters, uniforms(self._seeds, positions))
         tokens: list[int] = chosen.tolist()
         nats: list[float] = [0.0] * len(tokens) if logps is None else logps.tolist()
+        # `choose` marks a row whose logits are not finite with an id beyond the vocabulary
         if max(tokens) >= self._logits.shape[-1]:
             raise DataError("the model's logits are not finite: its weights or dtype are at fault")
         for k, row in enumerate(self.rows):

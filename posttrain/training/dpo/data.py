@@ -99,8 +99,8 @@ class Pairs:
         return len(self.ids)
 
     @property
-    def lengths(self) -> Lengths:
-        """Tokens of both sequences of each pair, the prompt counted in each."""
+    def total_lengths(self) -> Lengths:
+        """Tokens of both sequences of each pair together, the prompt counted twice."""
         return 2 * self.prompt + self.chosen.ids + self.rejected.ids
 
     @property
@@ -119,7 +119,8 @@ class Pairs:
     def by_category(self) -> dict[str, int]:
         """Number of pairs of each category that occurs."""
         counts = np.bincount(self.category, minlength=len(CATEGORIES)).tolist()
-        return {name: count for name, count in zip(CATEGORIES, counts, strict=True) if count}
+        pairs_by_category = zip(CATEGORIES, counts, strict=True)
+        return {name: count for name, count in pairs_by_category if count}
 
 
 def load_pairs(artifact: Path) -> Pairs:
@@ -163,7 +164,7 @@ def _read_shard(shard: Path) -> pa.Table:
 
 
 def _problems(table: pa.Table) -> Iterator[tuple[int, str]]:
-    """Row and problem of each pair that cannot be trained on."""
+    """Yield row and problem of each pair that cannot be trained on."""
     # (column that is true where a pair passes, problem of the others)
     checks: list[tuple[Any, str]] = [
         (pc.is_in(table["category"], pa.array(CATEGORIES)), f"category is none of {CATEGORIES}"),
@@ -184,6 +185,7 @@ def _problems(table: pa.Table) -> Iterator[tuple[int, str]]:
 
 
 def _side_lengths(table: pa.Table, side: str) -> SideLengths:
+    """Lengths of the completions of one side."""
     lengths = _list_lengths(table[f"{side}_ids"])
     return SideLengths(lengths, _count_true(table[f"{side}_mask"], lengths))
 
@@ -202,10 +204,11 @@ def _count_true(column: Any, lengths: Lengths) -> Lengths:
 
 def _id_range(table: pa.Table) -> tuple[int, int]:
     """Smallest and largest token id of a table."""
-    ranges = [
-        pc.min_max(pc.list_flatten(table[f"{part}_ids"])).as_py() for part in ("prompt", *SIDES)
-    ]
-    return min(ends["min"] for ends in ranges), max(ends["max"] for ends in ranges)
+    ends: list[int] = []
+    for part in ("prompt", *SIDES):
+        part_range = pc.min_max(pc.list_flatten(table[f"{part}_ids"])).as_py()
+        ends += [part_range["min"], part_range["max"]]
+    return min(ends), max(ends)
 
 
 def check_pairs(pairs: Pairs, *, embeddings: int, positions: int) -> str:
@@ -397,7 +400,7 @@ def probe_layout(
     Raises:
         ConfigError: a layout in which tokens see what they should not; with the difference.
     """
-    order = np.argsort(pairs.lengths, kind="stable")
+    order = np.argsort(pairs.total_lengths, kind="stable")
     evenly_spaced = np.linspace(0, len(order) - 1, min(PROBED_PAIRS, len(order))).astype(int)
     probed = [pairs.data[int(row)] for row in order[evenly_spaced]]
     batched = score(make_pair_collator(layout, pad_id)(probed))
@@ -409,7 +412,8 @@ def probe_layout(
         single_sums.append([_score_alone(score, pair, side) for side in SIDES])
         token_counts.append([sum(pair[f"{side}_mask"]) for side in SIDES])
     tokens = torch.tensor(token_counts)
-    difference = float(((batched_sums - torch.tensor(single_sums)).abs() / tokens).max())
+    nats_per_token = (batched_sums - torch.tensor(single_sums)).abs() / tokens
+    difference = float(nats_per_token.max())
     limit = PROBE_LIMIT if dtype == "float32" else PROBE_LIMIT_HALF
     if difference > limit:
         raise ConfigError(

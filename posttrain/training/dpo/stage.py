@@ -308,7 +308,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             tokens=bool(recipe.loss.kl_weight),
         )
         folder = Path(recipe.reference_cache or self.out / REFERENCE)
-        order = longest_first(pairs.lengths)
+        order = longest_first(pairs.total_lengths)
         return ReferenceStore(folder, key, order=order, chosen_counts=pairs.chosen.sampled)
 
     def check(self, trainer: PairTrainer, special: SpecialTokens, launched: Launched) -> Preflight:
@@ -345,20 +345,22 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
     def largest_batch(self, trainer: PairTrainer) -> Mapping[str, torch.Tensor]:
         """Collate the longest pairs."""
         micro_batch = trainer.args.per_device_train_batch_size
-        rows = longest_first(trainer.pairs.lengths)[:micro_batch].tolist()
+        rows = longest_first(trainer.pairs.total_lengths)[:micro_batch].tolist()
         return trainer.data_collator([trainer.pairs.data[row] for row in rows])
 
     def plan(
         self, prepared: PreparedRun[PairTrainer], size: ModelSize, *, measure: bool
     ) -> tuple[list[Line], int]:
-        """Lines of the plan on pairs, tokens, steps and the reference, with parts of a micro-batch
-        timed, and an upper bound on the bytes written to disk."""
+        """Lines of the plan, and an upper bound on the bytes written to disk.
+
+        The lines tell of pairs, tokens, steps and the reference; parts of a micro-batch are timed.
+        """
         trainer = prepared.trainer
         args = trainer.args
         pairs = trainer.pairs
         store = trainer.store
         pairs_drawn = trainer.global_batch * args.max_steps
-        tokens = int(pairs.lengths.sum())
+        tokens = int(pairs.total_lengths.sum())
         trained = int(pairs.chosen.sampled.sum() + pairs.rejected.sampled.sum())
         missing = sum(len(store.shards[shard]) for shard in store.missing())
         checkpoints = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
@@ -397,7 +399,7 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
                 trainer,
                 lambda tokens: trainer.data_collator(shorter_pairs(micro_batch, tokens)),
                 margin,
-                tokens=int(pairs.lengths[rows].sum()),
+                tokens=int(pairs.total_lengths[rows].sum()),
                 micros=round(passes / (micro * args.world_size)),
                 shrink=(
                     "trainer.max_steps",

@@ -95,7 +95,7 @@ class PairTrainer(Resumable, DPOTrainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         return pair_order(
-            lengths=self.pairs.lengths.tolist(),
+            lengths=self.pairs.total_lengths.tolist(),
             batch=self.global_batch,
             steps=self.args.max_steps,
             seed=self.args.data_seed,
@@ -108,7 +108,7 @@ class PairTrainer(Resumable, DPOTrainer):
         batches, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         rows = torch.cat([batch["row"] for batch in batches]).cpu().numpy()
         local_counts = [
-            self.pairs.lengths[rows].sum(),
+            self.pairs.total_lengths[rows].sum(),
             self.pairs.chosen.sampled[rows].sum(),
             self.pairs.rejected.sampled[rows].sum(),
         ]

@@ -250,8 +250,10 @@ class _Domain:
     def _allocate(
         self, count: int, shares: Sequence[Sequence[float]]
     ) -> list[list[tuple[int, int]]]:
-        """Number of prompts of each step and bucket: those of the step's target, and leftovers that
-        replace prompts of buckets that have too few."""
+        """Allocate the prompts of each step to buckets. Returns (on target, leftovers) of each.
+
+        Leftovers replace prompts of buckets that have too few for the step's target.
+        """
         n = len(self._sizes)
         # the most often that any prompt must come, in the whole run and in one batch
         times = -(-len(shares) * count // self._size)
@@ -376,8 +378,10 @@ def carried_counts(shares: Sequence[Sequence[float]], count: int) -> list[list[i
 def fitted_shares(
     shares: Sequence[Sequence[float]], supply: Sequence[float], count: int
 ) -> list[list[float]]:
-    """Fit the shares of all steps to the supply of each bucket, changing them as little as possible
-    in relative entropy: a bucket has one factor, at most 1, for all steps.
+    """Fit the shares of all steps to the supply of each bucket.
+
+    They change as little as possible in relative entropy: a bucket has one factor, at most 1, for
+    all steps.
 
     Where the shares are Gaussians whose mean falls, the fitted ones too have a mean that falls,
     whatever the supply: each step is the same distribution over pass rates but for a factor

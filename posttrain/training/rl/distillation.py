@@ -125,8 +125,11 @@ def _check_mask(mask: Tensor) -> None:
 
 
 class _ReverseKl(torch.autograd.Function):
-    """`reverse_kl`. Autograd of the formula would keep several tensors of the logits' size; here
-    each chunk is computed again on the way back."""
+    """Forward and backward pass of `reverse_kl`.
+
+    Autograd of the formula would keep several tensors of the logits' size; here each chunk is
+    computed again on the way back.
+    """
 
     @staticmethod
     def forward(ctx: Any, student: Tensor, teacher: Tensor, mask: Tensor) -> Tensor:
@@ -165,8 +168,10 @@ def _chunks(mask: Tensor, vocabulary: int) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _ratios(student: Tensor, teacher: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Probabilities of the student, and the log-ratio student / teacher, `[positions, vocabulary]`;
-    the ratio is 0 where the student gives no probability, so that its product is 0 too."""
+    """Probabilities of the student, and the log-ratio student / teacher, `[positions, vocabulary]`.
+
+    The ratio is 0 where the student gives no probability, so that its product is 0 too.
+    """
     student_logps_N_V = student.to(dtype).log_softmax(-1)
     teacher_logps_N_V = teacher.to(dtype).log_softmax(-1)
     possible_N_V = student_logps_N_V > -torch.inf

@@ -380,8 +380,10 @@ class PromptDraws:
             yield "curriculum", text
 
     def _rate_course(self, domain: str) -> str:
-        """Describe the drawn and the target pass rates in the first and the last third of the
-        steps, and where the profile lacks prompts for the target."""
+        """Describe the drawn and the target pass rates of a domain in the course of the steps.
+
+        First and last third; and where the profile lacks prompts for the target.
+        """
         third = max(len(self._planned) // 3, 1)
         drawn_rates: list[float] = []
         for steps in (self._planned[:third], self._planned[-third:]):

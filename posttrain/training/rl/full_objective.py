@@ -30,8 +30,10 @@ Tensor = torch.Tensor
 
 @dataclass
 class FullOutput(ModelOutput):
-    """Scores of each label behind the first column, `[rows, columns - 1]`; 0 where nothing is
-    trained."""
+    """Scores of each label behind the first column, `[rows, columns - 1]`.
+
+    They are 0 where nothing is trained.
+    """
 
     log_probs: Tensor | None = None
     entropy: Tensor | None = None
@@ -99,8 +101,10 @@ class FullObjective:
         sources: Sequence[str],
         inputs: Mapping[str, Any],
     ) -> Tensor:
-        """KL at each position inside the mask, `[rows, columns]`, with gradient to `hidden` and
-        `head`; each row is compared with the teacher of its source."""
+        """Reverse KL at each position inside the mask, `[rows, columns]`.
+
+        Each row is compared with the teacher of its source. It has gradient to `hidden` and `head`.
+        """
         kl = torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device)
         names = [self.teacher_of[source] for source in sources]
         for name in sorted({*names}):

@@ -274,8 +274,10 @@ class LoraServed(LiveEngine):
             await self._unload(replaced_name)
 
     async def _load_again(self, replica: Replica) -> None:
-        """Load the current step's adapter on a replica that was restarted, or away when the others
-        were given it."""
+        """Load the current step's adapter on a replica that lacks it.
+
+        It was restarted, or away when the others were given the adapter.
+        """
         sent: tuple[str, Path] | None = None
         # again if the next step has begun while the adapter was being sent
         while sent != self._loaded:

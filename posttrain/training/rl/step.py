@@ -60,8 +60,10 @@ class PolicyReward(Protocol):
         ...
 
     async def finish_begun(self) -> None:
-        """Wait for the work that has begun early and does not need the policy's scores; its errors
-        are raised by `reward`."""
+        """Wait for the work that has begun early and does not need the policy's scores.
+
+        Its errors are raised by `reward`.
+        """
         ...
 
 
@@ -266,8 +268,10 @@ class StepMaker:
         return seed_of(self.recipe.seed, "reward", number)
 
     def _sample_ahead(self, number: int) -> None:
-        """Sample step `number` before the current step trains, or start to sample it in parallel if
-        the engine can sample beside the training."""
+        """Sample step `number` before the current step trains.
+
+        If the engine can sample beside the training, this only starts to sample it.
+        """
         if number == self.args.max_steps // self.recipe.loss.num_iterations:
             return  # the current step is the last
         local_prompts = [

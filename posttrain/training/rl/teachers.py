@@ -403,8 +403,9 @@ def _student_tokenizer(student: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _compare_served(name: str, server: Server, url: str, student: ModelConfig) -> str:
-    """Compare a served model's vocabulary and template with the student's, as far as the server
-    reveals them.
+    """Compare a served model's vocabulary and template with the student's.
+
+    Only what the server reveals is compared.
 
     Returns:
         Text about what was compared, for the plan.

@@ -101,8 +101,10 @@ class GroupTrainer(Resumable, GRPOTrainer):
         return batches, None
 
     def _score_before_updates(self, step: RolloutStep) -> None:
-        """Add the log-probabilities under the policy that sampled to each micro-batch, before the
-        updates of the step change the policy."""
+        """Add the log-probabilities under the policy that sampled to each micro-batch.
+
+        Called before the updates of the step change the policy.
+        """
         with torch.no_grad(), self.compute_loss_context_manager():
             for batches in step.batches:
                 for batch in batches:
@@ -141,8 +143,10 @@ class GroupTrainer(Resumable, GRPOTrainer):
     def score(
         self, model: Any, inputs: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probability, entropy and mask of the sampled tokens, `[rows, columns - 1]`: the first
-        token of a row is predicted by nothing."""
+        """Log-probability, entropy and mask of the sampled tokens, `[rows, columns - 1]`.
+
+        Nothing predicts the first token of a row.
+        """
         log_probs, entropy = score_labels(model, inputs, "log_probs", "entropy")
         return log_probs, entropy, inputs["labels"][:, 1:] != IGNORED
 
@@ -231,7 +235,9 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
     def step_figures(self) -> dict[str, float]:
         """Figures of an update's tokens, and after the last update of a step also of its rollouts.
-        Every process must call it."""
+
+        Every process must call it.
+        """
         assert self._current is not None
         figures = self._sums.drain(self.accelerator) | self._violation
         if self.state.global_step % self.recipe.loss.num_iterations == 0:

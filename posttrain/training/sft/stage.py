@@ -98,16 +98,23 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
     def make_trainer(
         self, data: tuple[Dataset, Dataset | None], special: SpecialTokens, **parts: Any
     ) -> PackedSFTTrainer:
-        """Build the trainer, with the collator of the document masking."""
+        """Resolve the document masking and build the trainer with its collator.
+
+        On a CPU the model's attention becomes one that can keep packed sequences apart.
+
+        Raises:
+            ConfigError: a layout that would leak, or settings that exclude each other.
+        """
         recipe = self.recipe
         args = parts["args"]
         train, held_out = data
         context = context_processes()
-        whole = context == 1
-        if whole and args.device.type == "cpu" and recipe.document_masking in ("auto", "varlen"):
+        splits_sequences = context > 1
+        may_be_varlen = not splits_sequences and recipe.document_masking in ("auto", "varlen")
+        if may_be_varlen and args.device.type == "cpu":
             use_cpu_varlen(parts["model"])
         masking = choose_document_masking(recipe.document_masking, parts["model"], context=context)
-        if not whole and recipe.balance.coefficient:
+        if splits_sequences and recipe.balance.coefficient:
             raise ConfigError(
                 "balance.coefficient is of whole sequences, and the launcher's cp_size splits them "
                 "among processes: set it to 0"
@@ -145,7 +152,7 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
     def check(
         self, trainer: PackedSFTTrainer, special: SpecialTokens, launched: Launched
     ) -> Preflight:
-        """Check a sample of the packs against the model."""
+        """Check a sample of packs against the vocabulary and the positions of the model."""
         model = trainer.model
         lines, end_share = check_packs(
             trainer.train_dataset,
@@ -172,7 +179,7 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         return Preflight([("probe", text)], {"packed_vs_alone": float(f"{probe.apart:.0e}")})
 
     def largest_batch(self, trainer: PackedSFTTrainer) -> Mapping[str, torch.Tensor]:
-        """Collate the packs of a sample whose sequences, padded to the longest, take most room."""
+        """Collate the micro-batch that takes most room when padded, out of a sample of packs."""
         micro_batch = trainer.args.per_device_train_batch_size
         rows = sampled_rows(trainer.packs)
         lengths = trainer.train_dataset.select_columns("seq_lengths").select(rows)["seq_lengths"]
@@ -195,8 +202,11 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
     def plan(
         self, prepared: PreparedRun[PackedSFTTrainer], size: ModelSize, *, measure: bool
     ) -> tuple[list[Line], int]:
-        """Lines of the plan on packs, tokens and steps, with parts of a micro-batch timed, and an
-        upper bound on the bytes written to disk."""
+        """Plan of packs, tokens, steps and, if measured, time; and an upper bound on bytes on disk.
+
+        Args:
+            measure: time parts of a micro-batch on the model.
+        """
         trainer = prepared.trainer
         args = trainer.args
         train = split_size(Path(self.recipe.data), "train")

@@ -115,8 +115,10 @@ class Final:
             raise Wrong(f"{path} is no text") from None
 
     def answer(self, path: str, /, *, exactly: bool = False, **expected: Any) -> None:
-        """Raise Wrong where a file is not a JSON object with these fields, or, with `exactly`, has
-        further ones."""
+        """Raise Wrong where a file is not a JSON object with these fields.
+
+        `exactly`: also where it has further ones.
+        """
         fields = self.object(path)
         if not expected.keys() <= fields.keys() or (exactly and fields.keys() != expected.keys()):
             raise Wrong(f"{path}: its fields are {', '.join(sorted(fields))[:200]}")

@@ -213,8 +213,10 @@ class Function:
         return namespace[self.name](*json.loads(json.dumps(arguments)))
 
     def cases(self, rng: random.Random, count: int) -> list[tuple[Arguments, Any]]:
-        """Draw distinct arguments with their right results; the broken function fails on the first
-        half."""
+        """Draw distinct arguments with their right results.
+
+        The broken function fails on the first half.
+        """
         failing_cases: list[tuple[Arguments, Any]] = []
         passing_cases: list[tuple[Arguments, Any]] = []
         drawn_keys: set[str] = set()

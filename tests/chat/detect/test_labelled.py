@@ -1,4 +1,4 @@
-"""Real calls in every notation, and real text without; `benchmarks/detector_labelled.py` runs all."""
+"""Real calls in every notation, and real text without; `python -m benchmarks detector_labelled` runs all."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_pandalm_needs_enough_annotators_to_agree():
 
 def test_chosen_and_rejected_have_no_order_of_their_own():
     pair = read(CHOSEN, win=1)
-    assert (pair.sided, pair.gold.ranking) == (False, 1)
+    assert (pair.has_order, pair.gold.ranking) == (False, 1)
     scored = CHOSEN | {"score_chosen": 9.0, "score_rejected": 2.0}
     assert read(scored, scores={"low": 1, "high": 9}).gold == Gold(5, 1.5, 2)
     # on which scale they are nobody says

@@ -179,7 +179,7 @@ def test_a_dry_run_counts_what_would_be_dropped_and_writes_nothing(
 def test_the_same_samples_give_the_same_bytes_also_after_an_interruption(
     samples: Path, built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    real = stage.chosen_pairs
+    real = stage.selected_pairs
 
     def stopped(*args: Any, **kwargs: Any):
         for number, pair in enumerate(real(*args, **kwargs)):
@@ -188,7 +188,7 @@ def test_the_same_samples_give_the_same_bytes_also_after_an_interruption(
             yield pair
 
     with monkeypatch.context() as patch:
-        patch.setattr(stage, "chosen_pairs", stopped)
+        patch.setattr(stage, "selected_pairs", stopped)
         with pytest.raises(KeyboardInterrupt):
             build(samples, tmp_path / "b")
     assert not (tmp_path / "b" / "manifest.json").exists()

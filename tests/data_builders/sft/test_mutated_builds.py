@@ -1,4 +1,4 @@
-"""Damaged rows of every dialect, alone and in one build; `benchmarks/mutated_rows.py` has 60,000."""
+"""Damaged rows of every dialect, alone and in one build."""
 
 from __future__ import annotations
 

@@ -102,16 +102,16 @@ HOSTILE = (
 @pytest.mark.parametrize(
     "text",
     [
-        *(piece * (100_000 // len(piece)) for piece in HOSTILE),
-        "\\boxed{" * 7_000 + "5" + "}" * 7_000,
-        "answer" + " " * 100_000,
-        "(" * 50_000 + "1",
-        " " * 100_000 + "5",
+        *(piece * (30_000 // len(piece)) for piece in HOSTILE),
+        "\\boxed{" * 3_000 + "5" + "}" * 3_000,
+        "answer" + " " * 30_000,
+        "(" * 15_000 + "1",
+        " " * 30_000 + "5",
     ],
     ids=range(len(HOSTILE) + 4),
 )
-def test_a_hundred_thousand_hostile_characters_end(text: str):
-    """Quadratic reading would take minutes here; that it returns at all is the test."""
+def test_thirty_thousand_hostile_characters_end(text: str):
+    """Quadratic reading would take a minute here; that it returns at all is the test."""
     find_answer(text)
     chosen_option(text, {"A": "x", "B": "y"})
 

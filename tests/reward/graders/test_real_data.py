@@ -48,7 +48,7 @@ DISAGREEMENTS = {
 
 
 def rows_of(shared: Path, name: str, *, one_in: int) -> list[dict[str, Any]]:
-    """A fixed sample of rows; `benchmarks/graders.py` grades all."""
+    """A fixed sample of rows; `python -m benchmarks graders` grades all."""
     lines = (shared / "data" / name).read_text("utf-8").splitlines()
     return [json.loads(line) for line in lines if zlib.crc32(line.encode()) % one_in == 0]
 

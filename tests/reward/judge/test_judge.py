@@ -16,7 +16,14 @@ from posttrain.sampling.sampler import Generation, Request
 from reward.judge.judge import GenRmJudge, JudgeSampler, judge_sampler
 from reward.judge.prompt import verdict_text
 from reward.judge.verdict import Verdict
-from reward.judge.votes import Comparison, Judgement, Vote, averaged, failures_of, refuse_failures
+from reward.judge.votes import (
+    Comparison,
+    Judgement,
+    Vote,
+    average_votes,
+    failures_of,
+    refuse_failures,
+)
 from tests.reward.judge.judging import (
     answers_of,
     babble,
@@ -132,7 +139,7 @@ def test_votes_are_averaged_over_those_that_gave_a_verdict():
     found = judged(judge_of(fair, sometimes), matches(("12", "1"), ("123", "1")))
     assert verdicts(found) == [Verdict(3.5, 2.5, 1.5), Verdict(3, 1, 2)]
     assert [vote.verdict for vote in found[1].votes] == [Verdict(3, 1, 2), None]
-    assert averaged([Vote(None, reason="a"), Vote(None, reason="b")]).reason == "a"
+    assert average_votes([Vote(None, reason="a"), Vote(None, reason="b")]).reason == "a"
 
 
 def test_no_more_is_written_than_can_be_sent():
@@ -156,7 +163,10 @@ def test_no_more_is_written_than_can_be_sent():
 
 
 def test_too_many_failures_stop_with_counts_and_an_example():
-    good, bad = Judgement(Verdict(1, 1, 3), ()), averaged([Vote(None, reason="no", text="Hm.")])
+    good, bad = (
+        Judgement(Verdict(1, 1, 3), ()),
+        average_votes([Vote(None, reason="no", text="Hm.")]),
+    )
     assert failures_of([good, bad, good]) == (Failure("no", "Hm."),)
     refuse_failures(10, [Failure("no", "Hm.")] * 2, max_failure_rate=0.2)
     refuse_failures(0, [], max_failure_rate=0.0)

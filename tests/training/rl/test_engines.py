@@ -36,11 +36,11 @@ from tests.training.rl.policy import (
     Scripted,
     finish,
     make_prompts,
-    make_recipe,
     raw_recipe,
     start,
     words_of,
 )
+from tests.training.rl.policy import make_recipe as make_any_recipe
 from tests.training.rl.servers import policy_server, serving, stating
 from tests.training.rl.vllm_stand_in import Llm, VllmServer, install_vllm, vllm_server
 from tests.training.tiny import log_rows, rollout_groups
@@ -50,10 +50,17 @@ PROMPTS = make_prompts(24)
 STEPS: dict[str, Any] = {"learning_rate": 0.05}
 STATE: dict[str, Any] = {
     "use_cpu": False, "accelerator_config": {"use_configured_state": True},
-    "per_device_train_batch_size": 4,
+    "per_device_train_batch_size": 2,
 }  # fmt: skip
 ADAPTER: dict[str, Any] = {"adapter": {"rank": 4, "preset": "attention"}}
 Alone = Callable[..., Path]
+
+
+def make_recipe(policy: Path, out: Path, trainer: Any = None, **keys: Any) -> GroupTraining:
+    """3 steps of 4 prompts × 3 rollouts, which servers answer one by one, in 3 micro-batches."""
+    micro = {"per_device_train_batch_size": 4, **(trainer or {})}
+    sizes = {"prompts_per_step": 4, "num_generations": 3}
+    return make_any_recipe(policy, out, micro, **sizes, **keys)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +98,7 @@ def rollouts(out: Path) -> list[tuple[Any, ...]]:
 
 def check(out: Path, alone: Path) -> None:
     """The same rollouts as in process, and ratios of 1: the weights of each step have arrived."""
-    assert len(rollouts(alone)) == 72
+    assert len(rollouts(alone)) == 36
     assert rollouts(out) == rollouts(alone)
     rows, expected = (log_rows(run, of="loss") for run in (out, alone))
     assert [r["loss"] for r in rows] == pytest.approx([r["loss"] for r in expected], abs=1e-4)
@@ -227,11 +234,11 @@ def test_a_server_is_sent_the_weights_of_every_step(
     check(tmp_path / "out", alone(policy, **keys))
     posts = [path for method, path, _ in server.log if method == "POST"]
     update = ["start_weight_update", "update_weights", "finish_weight_update", "reset_prefix_cache"]
-    step = [f"/{name}" for name in update] + ["/v1/completions"] * 24
+    step = [f"/{name}" for name in update] + ["/v1/completions"] * 12
     assert posts == ["/init_weight_transfer_engine", *step * 3]
     # each request its own seed and the ids that end a turn, and none asked for twice
     asked = [body for _, path, body in server.log if path == "/v1/completions"]
-    assert len({body["seed"] for body in asked}) == 72
+    assert len({body["seed"] for body in asked}) == 36
     assert all(2 in body["stop_token_ids"] for body in asked)
     # what was sent first is the checkpoint's own, by name, shape and value
     stored = load_file(policy / "model.safetensors")
@@ -293,7 +300,7 @@ def test_a_run_that_goes_on_with_a_server_loses_and_repeats_nothing(policy: Path
         server.log.append(("POST", "/init_weight_transfer_engine", {}))
         run(recipe)
     assert [row[:3] for row in rollouts(tmp_path / "out")] == [
-        (step, k, n) for step in (1, 2) for k in range(6) for n in range(4)
+        (step, k, n) for step in (1, 2) for k in range(4) for n in range(3)
     ]
 
 

@@ -97,8 +97,8 @@ def recipe(folder: Path, **keys: Any) -> dict[str, Any]:
         "guard": {name: {} for name in ("truncated", "zero_variance", "entropy", "length")},
         "trainer": {
             **TRAINER,
-            "learning_rate": 2e-3,
-            "max_steps": 80,
+            "learning_rate": 4e-3,
+            "max_steps": 40,
             "per_device_train_batch_size": 96,
         },
         **keys,

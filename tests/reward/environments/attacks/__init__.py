@@ -1,4 +1,4 @@
-"""Attacks on the verifiers of RLVR environments; `benchmarks/red_team.py` runs them all."""
+"""Attacks on the verifiers of RLVR environments; `python -m benchmarks red_team` runs them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks of every form on the tasks of an environment, for the tests and `benchmarks/red_team.py`."""
+"""Attacks of every form on the tasks of an environment, for the tests and `python -m benchmarks red_team`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Results of `make real`: the families that RLVR trains on, and the table of effects.
 
-    python benchmarks/real_effects.py families runs/real     # writes runs/real/chain.yaml
-    python benchmarks/real_effects.py table runs/real
-
 Each effect is a change over held-out questions with its 95 % interval. Beside it stands the share
 of truncated answers, below it the same over the questions that both models answered to the end: a
 model that only answers earlier changes the first and not the last.
@@ -10,14 +7,10 @@ model that only answers earlier changes the first and not the last.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from posttrain.config.recipe_files import RECIPES, read_mapping
 from posttrain.config.stages import CHAIN
@@ -47,20 +40,6 @@ MIDDLE_RATE = 0.45
 FAMILIES = 2
 SIGNS = str.maketrans("-", "−")
 Records = Sequence[Record]
-
-
-def main() -> None:
-    """Print one of the two."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("what", choices=["families", "table"])
-    parser.add_argument("runs", type=Path)
-    options = parser.parse_args()
-    if options.what == "families":
-        chosen = chosen_families(pass_rates(options.runs / "profile" / "pass_rates.jsonl"))
-        write_chain(options.runs / CHAIN, chosen)
-        print(f"RLVR trains on {' and '.join(chosen)}")
-    else:
-        print("\n".join(table(options.runs)))
 
 
 def write_chain(path: Path, families: Sequence[str]) -> None:
@@ -154,7 +133,3 @@ def change(sides: Sequence[Records], figure: str, head: str) -> Iterator[str]:
 def truncated_share(records: Records) -> float:
     """Share of the answers that a limit cut off."""
     return sum(record.completion.truncated for record in records) / len(records)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,8 @@
 """Two tasks for inspect over the tiny world: prices and stocks to look up, and sums without tools.
 
-inspect eval benchmarks/inspect_lookups.py@lookups --model posttrain/runs/tiny/sft
-recipes/tiny/eval_suite.yaml: {format: inspect, task: benchmarks/inspect_lookups.py@lookups, …}
+inspect eval data_builders/tiny_world/inspect_lookups.py@lookups --model posttrain/runs/tiny/sft
+
+recipes/tiny/eval_suite.yaml asks both.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from inspect_ai.solver import Generate, Solver, TaskState, generate, solver
 from inspect_ai.tool import ToolDef, ToolParam, ToolParams
 
 # of this checkout: inspect changes into a task's folder to load it
-WORLD = str(Path(__file__).absolute().parents[1] / "runs/tiny/world")
+WORLD = str(Path(__file__).absolute().parents[2] / "runs/tiny/world")
 
 
 @task

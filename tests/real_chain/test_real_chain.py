@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import real_effects, real_rows
 from posttrain.chain import resolve_chain
 from posttrain.config.load import load_recipe
 from posttrain.config.recipe_files import read_mapping
@@ -19,8 +18,10 @@ from posttrain.config.stages import StagesConfig
 from posttrain.evaluation.run import Record
 from posttrain.rollouts import Finish
 from tests.evaluation.scripted import record
+from tests.real_chain import effects
+from tests.real_chain import rows as real_rows
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def read(path: Path) -> list[Any]:
@@ -28,7 +29,7 @@ def read(path: Path) -> list[Any]:
 
 
 def test_the_rule_takes_the_first_two_families_inside_and_fills_up_with_the_nearest():
-    choose = real_effects.chosen_families
+    choose = effects.chosen_families
     assert choose({"a": 0.9, "b": 0.1, "c": 0.8, "d": 0.5}) == ["b", "c"]
     assert choose({"a": 0.04, "b": 0.0, "c": 0.3, "d": 0.85}) == ["c", "d"]
     assert choose({"a": 0.03, "b": 0.0, "c": 0.04}) == ["c", "a"]
@@ -42,7 +43,7 @@ def test_pass_rates_are_over_scored_rollouts(tmp_path: Path):
     ]
     path = tmp_path / "pass_rates.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert real_effects.pass_rates(path) == {"a": 0.5}
+    assert effects.pass_rates(path) == {"a": 0.5}
 
 
 def test_a_row_of_the_leaderboard_as_task_and_conversation():
@@ -131,7 +132,7 @@ def test_the_recipes_make_one_chain():
 
 
 def test_the_chain_that_is_run_has_the_chosen_families(tmp_path: Path):
-    real_effects.write_chain(tmp_path / "chain.yaml", ["word_sorting", "letter_counting"])
+    effects.write_chain(tmp_path / "chain.yaml", ["word_sorting", "letter_counting"])
     stages = resolve_chain(load_recipe(tmp_path / "chain.yaml", StagesConfig), ROOT / "scripts")
     (rlvr,) = [stage for stage in stages if stage.step.stage == "rlvr"]
     assert {name: domain["ratio"] for name, domain in rlvr.recipe["domains"].items()} == {
@@ -154,7 +155,7 @@ def test_a_line_has_the_change_and_what_was_cut_off_beside_it():
 
     before = [graded(n, 0.0, finish="length" if n < 5 else "stop") for n in range(20)]
     after = [graded(n, float(n < 10), finish="stop") for n in range(20)]
-    right, finished = real_effects.changes(before, after, "sft → rlvr")
+    right, finished = effects.changes(before, after, "sft → rlvr")
     assert right.startswith("| sft → rlvr | maths | right | 0.0 → 50.0 | +50.0 (")
     assert right.endswith("| 25.0 → 0.0 | 20 |")
     # of the fifteen that both finished, five became right
@@ -162,5 +163,5 @@ def test_a_line_has_the_change_and_what_was_cut_off_beside_it():
     assert finished.endswith("| 0.0 → 0.0 | 15 |")
     calling = [record(n, None, called=True) for n in range(20)]
     silent = [record(n, None) for n in range(20)]
-    (calls,) = real_effects.changes(calling, silent, "sft → dpo")
+    (calls,) = effects.changes(calling, silent, "sft → dpo")
     assert calls.startswith("| sft → dpo | maths | undeclared calls | 100.0 → 0.0 | −100.0 (")

@@ -1,0 +1,1 @@
+"""The chain on a real model: its rows, the rule of its families, its table of effects."""
