@@ -1,8 +1,8 @@
 """Rows for the experiments on synthesis with the tiny world, written by programs.
 
-    python benchmarks/synthesis_study.py requests       # for tiny/safety
-    python benchmarks/synthesis_study.py selections     # for tiny/genselect
-    python benchmarks/synthesis_study.py worked         # for tiny/twins
+    python -m benchmarks synthesis_study requests       # for tiny/safety
+    python -m benchmarks synthesis_study selections     # for tiny/genselect
+    python -m benchmarks synthesis_study worked         # for tiny/twins
 
 They go to `runs/tiny/`, where the recipes read them; those of the last two are made from the rows
 of `tiny/world`. Everything is drawn by keyed hashes: the same command writes the same bytes.
@@ -230,13 +230,15 @@ def _write(path: Path, rows: list[Row]) -> None:
     print(f"{path}: {len(rows):,} rows")
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Rows for the experiments on synthesis.")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `python -m benchmarks synthesis_study`."""
     parser.add_argument("rows", choices=["requests", "selections", "worked"])
-    name = parser.parse_args().rows
-    if name == "requests":
+
+
+def main(options: argparse.Namespace) -> None:
+    if options.rows == "requests":
         write_requests(RUNS / "safety")
-    elif name == "selections":
+    elif options.rows == "selections":
         write_selections(RUNS / "genselect")
     else:
         write_worked(RUNS / "twins")
