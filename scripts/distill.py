@@ -4,11 +4,13 @@ posttrain distill --config tiny/distill
 posttrain launch --config_file accelerate/ddp distill --config tiny/distill
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.distill import DistillConfig
 from posttrain.config.paths import refuse_missing_checkpoint
+from posttrain.errors import ConfigError
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -18,6 +20,10 @@ def main(argv: list[str] | None = None) -> None:
     for name, teacher in recipe.teachers.items():
         refuse_missing_checkpoint(teacher.path, key=f"teachers.{name}.path")
         refuse_missing_checkpoint(teacher.adapter, key=f"teachers.{name}.adapter")
+
+    refuse_missing_checkpoint(recipe.simulate, key="simulate")
+    if recipe.simulate is not None and find_spec("modelopt") is None:
+        raise ConfigError("simulate needs ModelOpt: pip install 'posttrain[quantize]'")
 
     from data_builders.prompts.build import PromptPlan
 
@@ -32,6 +38,13 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.training.rl.teachers import open_teachers
     from reward.distill import DistillationReward
 
+    simulation = None
+    if recipe.simulate is not None:
+        # its file imports ModelOpt
+        from posttrain.quantization.student import open_student
+
+        simulation = open_student(recipe.simulate, student=str(recipe.model.path), out=out)
+
     prompts = plan.build()
     # a mistake in trainer: shows before a teacher is loaded
     args = grpo_arguments(recipe, out=out / RESUME)
@@ -39,6 +52,8 @@ def main(argv: list[str] | None = None) -> None:
     with reward_loop() as (runner, stack):
         teachers = open_teachers(recipe, device=args.device, out=out, stack=stack)
         parents = plan.parents + teachers.parents
+        if simulation is not None and simulation.parent is not None:
+            parents.append(simulation.parent)
         stage = GroupStage(
             recipe,
             prompts=prompts.prompts,
@@ -60,6 +75,7 @@ def main(argv: list[str] | None = None) -> None:
             lines=teachers.lines,
             shares=recipe.shares,
             full=full_objective(recipe, teachers) if recipe.objective == "full" else None,
+            simulation=simulation,
         )
 
         stage.run(

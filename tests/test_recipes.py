@@ -185,6 +185,19 @@ def test_each_stage_of_the_whole_chain_starts_from_the_one_before(size: str):
     assert [*checkpoints] == [outs["distill"], outs["quantize"]]
 
 
+def test_a_distilled_model_is_quantised_as_the_one_that_its_student_rounds_as():
+    chain = load_recipe("tiny/qad/chain", StagesConfig)
+    stages = {stage.step.title: stage for stage in resolve_chain(chain, ROOT / "scripts")}
+    distill = stages["distill"].recipe
+    assert distill["simulate"] == str(stages["quantize"].out)
+    source = stages["quantize"].recipe["checkpoint"]
+    assert distill["model"]["path"] == distill["teachers"]["source"]["path"] == source
+    again = stages["quantize_distilled"].recipe
+    assert again["checkpoint"] == str(stages["distill"].out)
+    for key in ("data", "format", "keep", "kv_cache", "samples"):
+        assert again[key] == stages["quantize"].recipe[key]
+
+
 @pytest.mark.parametrize("size", [None, "full", "smoke"])
 def test_every_size_of_the_tiny_chain_fits_the_schemas(size: str | None):
     """As their scripts resolve them; the seed is that of what trains and samples."""
@@ -193,7 +206,7 @@ def test_every_size_of_the_tiny_chain_fits_the_schemas(size: str | None):
     stages = resolve_chain(chain, ROOT / "scripts")
     files = {Path(stage.step.recipe).name for stage in stages}
     # quantisation needs an extra of its own; folders are chains of their own
-    rest = {"chain", "quantize", "mopd", "nemotron-3"}
+    rest = {"chain", "quantize", "mopd", "nemotron-3", "qad"}
     rest |= {"expert-iteration", "safety", "twins", "genselect"}
     assert files == {path.stem for path in (ROOT / "recipes/tiny").glob("*")} - rest
     seeds = {stage.step.title: stage.recipe.get("seed") for stage in stages if stage.step.seeded}

@@ -10,7 +10,7 @@ from pydantic import Field, PositiveFloat
 
 from posttrain.config.backend import Dtype, Server
 from posttrain.config.base import Name, Strict, refuse_unknown, source
-from posttrain.config.grpo import GroupTraining, GuardConfig, Limit
+from posttrain.config.grpo import GroupTraining, GuardConfig, Limit, refuse_simulated_sharding
 from posttrain.config.prompts import AnySource, Setting, check_prompts
 
 Objective = Literal["sampled", "full"]
@@ -64,6 +64,9 @@ class DistillConfig(GroupTraining, stage="distill"):
         every domain.
     objective: `sampled` trains on the log-probabilities of the sampled tokens, `full` on the exact
         reverse KL over the vocabulary at the student's prefixes (teachers in process).
+    simulate: an output of `quantize` made from the student: the student samples and is trained as
+        if its weights, activations, keys and values were rounded like those of that folder
+        (quantisation-aware distillation); what is saved is not rounded. null: no rounding.
     max_failure_rate: largest share of a domain's rollouts in a step that its teacher may fail to
         score; those are left out of the loss.
     """
@@ -77,6 +80,7 @@ class DistillConfig(GroupTraining, stage="distill"):
     routes: dict[Name, Name] = Field(default_factory=dict[str, str])
     default_teacher: Name | None = None
     objective: Objective = "sampled"
+    simulate: str | None = None
     guard: DistillGuardConfig = DistillGuardConfig()  # pyright: ignore[reportIncompatibleVariableOverride]  # frozen
     max_failure_rate: float = Field(default=0.05, ge=0, lt=1)
 
@@ -128,8 +132,25 @@ class DistillConfig(GroupTraining, stage="distill"):
                 "sampling: temperature must be 1: teachers give log-probabilities of their own "
                 "distributions"
             )
+        if self.simulate is not None:
+            self._check_simulated()
         prompts_per_update = self.prompts_per_step // self.loss.num_iterations
         if self.num_generations == 1 and prompts_per_update < 2:
             raise ValueError(
                 "prompts_per_step: with one rollout a prompt an update needs two prompts or more"
             )
+
+    def _check_simulated(self) -> None:
+        """Refuse keys under which another model than the rounded one would sample or train."""
+        if self.adapter is not None:
+            raise ValueError(
+                "simulate trains the weights that are rounded, and an adapter leaves them as they "
+                "are: remove adapter, or simulate"
+            )
+        engine = self.rollouts.engine
+        if engine != "in_process":
+            raise ValueError(
+                f"simulate: rollouts.engine {engine} would sample without the rounding: use "
+                "engine: in_process"
+            )
+        refuse_simulated_sharding(self.launch.sharding)

@@ -10,6 +10,7 @@ from pydantic import Field
 from posttrain.config.backend import REACHING, Rendering, Server
 from posttrain.config.base import Strict, source
 from posttrain.config.sft import OWNED_EVERYWHERE, PolicyRecipe, owned_fields
+from posttrain.errors import ConfigError
 
 _REFERENCE = source("NVIDIA's grpo_nanov3.yaml")
 Overlong = Literal["mask", "train"]
@@ -321,4 +322,17 @@ def refuse_lora_server(sharding: str | None) -> None:
         raise ValueError(
             f"rollouts.engine lora_server with sharding {sharding}: no process has the whole "
             "adapter to save; use engine: vllm_server, or sharding none or zero2"
+        )
+
+
+def refuse_simulated_sharding(sharding: str | None) -> None:
+    """Refuse a sharding under which no process has whole weights to round.
+
+    Raises:
+        ConfigError: any sharding.
+    """
+    if sharding not in (None, "none"):
+        raise ConfigError(
+            f"simulate rounds whole weights, and sharding {sharding} splits them or their "
+            "optimiser: start one process, or several with accelerate/ddp"
         )

@@ -216,16 +216,34 @@ def nvfp4_config() -> Any:
 
 
 def _pack_and_unpack(values: torch.Tensor, quantiser: Any) -> torch.Tensor:
-    from modelopt.torch.quantization.qtensor import NVFP4QTensor  # pyright: ignore[reportMissingImports]
-
     if values.shape[-1] % BLOCK:
         raise ConfigError(
             f"NVFP4 has a scale for every {BLOCK} values that a matrix reads, and one reads "
             f"{values.shape[-1]}: take format: fp8"
         )
-    scale_2 = NVFP4QTensor.get_weights_scaling_factor_2_from_quantizer(quantiser)
-    packed, scale, _ = NVFP4QTensor.quantize(values, BLOCK, weights_scaling_factor_2=scale_2)
-    return packed.dequantize(scale=scale, double_scale=scale_2, block_sizes={-1: BLOCK})
+    rounded: Any = _RoundToNvfp4.apply(values, quantiser)
+    return rounded
+
+
+class _RoundToNvfp4(torch.autograd.Function):
+    """Rounding whose gradient passes straight through, as that of ModelOpt's own quantisers does:
+    to every value up to the largest that the scale of the tensor holds, and to none above it."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, quantiser: Any) -> torch.Tensor:
+        from modelopt.torch.quantization.qtensor import NVFP4QTensor  # pyright: ignore[reportMissingImports]
+
+        scale_2 = NVFP4QTensor.get_weights_scaling_factor_2_from_quantizer(quantiser)
+        packed, scale, _ = NVFP4QTensor.quantize(values, BLOCK, weights_scaling_factor_2=scale_2)
+        if ctx.needs_input_grad[0]:
+            ctx.save_for_backward(values.abs() <= quantiser.amax)
+        return packed.dequantize(scale=scale, double_scale=scale_2, block_sizes={-1: BLOCK})
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
+        (grad,) = grad_outputs
+        (within_scale,) = ctx.saved_tensors
+        return grad * within_scale, None
 
 
 def round_to_nvfp4(quantiser: Any) -> None:

@@ -6,6 +6,7 @@ bytes that are alive at its worst moment. It takes seconds, also at 30 B paramet
 
 from __future__ import annotations
 
+import copy
 import weakref
 from dataclasses import dataclass
 from types import MethodType
@@ -256,6 +257,10 @@ def measure_step(
 
 def _make_meta_model(config: Any, dtype: torch.dtype) -> Any:
     """Make a model without data, on the meta device."""
+    # transformers writes the attention into the config, which is that of the model in training
+    config = copy.deepcopy(config)
+    # ModelOpt has experts run in a loop over those with rows, which tensors without data have not
+    config._experts_implementation = None
     attention = "eager" if config._attn_implementation == "eager" else "sdpa"
     with without_zero3_init(), torch.device("meta"):
         return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention)

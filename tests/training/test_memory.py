@@ -13,6 +13,7 @@ from trl.kernels import chunked_logprob
 from posttrain.config.grpo import ColocatedVllm
 from posttrain.config.sft import AdapterConfig
 from posttrain.errors import ConfigError
+from posttrain.models.load import CPU_VARLEN
 from posttrain.training import activations, plan
 from posttrain.training.activations import (
     RolloutShape,
@@ -21,6 +22,7 @@ from posttrain.training.activations import (
     measure_step,
     rollout_bytes,
 )
+from posttrain.training.cpu_attention import use_cpu_varlen
 from posttrain.training.launch import Launched
 from posttrain.training.plan import (
     GIB,
@@ -68,6 +70,15 @@ def test_what_each_sharding_keeps_and_gathers_to_sample(
     launched = Launched(processes, sharding, "cpu", precision)
     assert state_bytes(size, launched) == {"weights": weights, "optimizer": optimizer}
     assert whole_bytes(size, launched) == to_sample
+
+
+def test_the_model_in_training_keeps_its_attention():
+    """transformers writes the attention of a model that it makes into the config that it is given."""
+    model = attention_model()
+    assert use_cpu_varlen(model)
+    measure_step(model.config, SHAPE, None, ALONE)
+    rollout_bytes(model.config, RolloutShape(rows=2, columns=8), torch.float32)
+    assert model.config._attn_implementation == CPU_VARLEN
 
 
 def test_processes_of_a_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch):

@@ -176,10 +176,10 @@ class LivePolicy:
 
 @contextlib.contextmanager
 def whole_weights(trainer: GroupTrainer) -> Iterator[None]:
-    """Hold all weights on the device of every process inside the block.
+    """Hold all weights on the device of every process inside the block, rounded where the policy
+    simulates a quantised one.
 
-    No forward pass inside waits for another process. Entering the block is a collective, and does
-    nothing where weights are not sharded.
+    No forward pass inside waits for another process. Entering the block is a collective.
     """
     root: Any = trainer.model_wrapped
     if read_launch(trainer.accelerator).sharding == "zero3":
@@ -215,7 +215,8 @@ def whole_weights(trainer: GroupTrainer) -> Iterator[None]:
                 trainer.accelerator.state.fsdp_plugin.reshard_after_forward
             )
     else:
-        yield
+        with trainer.sampled_weights():
+            yield
 
 
 class LoraServed(LiveEngine):

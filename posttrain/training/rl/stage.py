@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from datasets import Dataset
+from transformers import PreTrainedModel
 from trl.trainer.grpo_config import GRPOConfig
 
 from posttrain.chat import ChatTemplate
@@ -27,6 +28,7 @@ from posttrain.config.grpo import (
     GroupTraining,
     InProcessRollouts,
     refuse_lora_server,
+    refuse_simulated_sharding,
 )
 from posttrain.errors import ConfigError, DataError
 from posttrain.group_rewards import GroupReward
@@ -74,6 +76,7 @@ _OUTSIDE_IDENTITY: Any = {
     "domains": True,
     "teachers": True,
     "teachers_in_memory": True,
+    "simulate": True,
     "rollouts": {*ENGINE_REACHING},
 }
 _CLOSING_FIGURES = (
@@ -171,6 +174,28 @@ def reward_loop() -> Iterator[tuple[asyncio.Runner, contextlib.AsyncExitStack]]:
             runner.run(stack.aclose())
 
 
+class Simulation(Protocol):
+    """Quantised checkpoint that the policy rounds as, while its own weights train.
+
+    Attributes:
+        digest: Digest of its weights.
+        text: Sentence for plan and card.
+    """
+
+    @property
+    def digest(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+    def round(
+        self, model: PreTrainedModel
+    ) -> Callable[[int], contextlib.AbstractContextManager[None]]:
+        """Prepare a model. Returns a block in which it has rounded weights, given the number of
+        optimiser steps so far."""
+        ...
+
+
 class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
     """One run of group-relative training.
 
@@ -186,6 +211,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         lines: further lines of the plan.
         shares: source → its share of every step's prompts; None: as the permutations have them.
         full: teachers whose whole distributions are trained on, in place of rewards.
+        simulation: quantised checkpoint that the policy rounds as; None: it does not round.
     """
 
     scratch = RESUME
@@ -205,6 +231,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         lines: Sequence[Line] = (),
         shares: Mapping[str, float] | None = None,
         full: FullObjective | None = None,
+        simulation: Simulation | None = None,
     ) -> None:
         super().__init__(recipe)
         self.prompts = prompts
@@ -217,6 +244,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         self.lines = lines
         self.curriculum = curriculum
         self.full = full
+        self.simulation = simulation
         self.shares: DomainShares | None = None
         if shares is not None:
             self.shares = DomainShares(
@@ -238,6 +266,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         config["reward"] = dict(self.reward.identity)
         if self.curriculum is not None:
             config["curriculum_digest"] = self.curriculum.digest
+        if self.simulation is not None:
+            config["simulate"] = self.simulation.digest
         if self.policy is not None:
             config["model"]["path"] = self.policy.digest
         return config
@@ -326,6 +356,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             shares=self.shares,
             full=self.full,
         )
+        if self.simulation is not None:
+            parts["rounded"] = self.simulation.round(model)
         return GroupTrainer(
             **parts, train_dataset=data, recipe=recipe, rollouts=rollouts, pad_id=special.pad_id
         )
@@ -344,6 +376,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             raise ConfigError("rollouts cannot gather weights of FSDP 1: set fsdp_version: 2")
         if recipe.rollouts.engine == "lora_server":
             refuse_lora_server(launched.sharding)
+        if self.simulation is not None:
+            refuse_simulated_sharding(launched.sharding)
         max_tokens = recipe.sampling.max_tokens
         prompt_line = check_room(
             self.prompts,
@@ -357,6 +391,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
                 recipe.rollouts, longest_prompt=max(self._lengths), max_tokens=max_tokens
             )
         lines = [("prompts", prompt_line), *self.lines]
+        if self.simulation is not None:
+            lines.append(("simulated", self.simulation.text))
         if self.shares is not None:
             counts = ", ".join(f"{name} {count}" for name, count in self.shares.counts.items())
             lines.append(("shares", f"prompts of a step: {counts}"))
@@ -448,6 +484,9 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             "|---|---|---|",
             *figure_rows,
         ]
+        if self.simulation is not None:
+            stats["simulated"] = self.simulation.digest
+            summary += ["", f"In training {self.simulation.text}"]
         if domains:
             summary += domain_table(domains)
         return RunOutcome(rows=rows, reached=reached, stats=stats, summary=summary)

@@ -228,7 +228,7 @@ class _TeacherLoader:
         digest_text = digest if "@" in digest else digest[:12]
         location = path if adapter is None else f"{config.adapter} on {path}"
         text = f"{location} ({digest_text}), {text}"
-        if digest == self.student_digest:
+        if digest == self.student_digest and self.recipe.simulate is None:
             text += "; the student's weights: its advantages are 0 until the student has moved"
         self.teachers.lines.append((f"teacher {name}", text))
 

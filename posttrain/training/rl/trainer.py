@@ -8,7 +8,8 @@ global batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,22 @@ class GroupTrainer(Resumable, GRPOTrainer):
     """Trains on `prompts_per_step` × `num_generations` rollouts a step, in any layout."""
 
     def __init__(
-        self, *args: Any, recipe: GroupTraining, rollouts: Rollouts, pad_id: int, **kwargs: Any
+        self,
+        *args: Any,
+        recipe: GroupTraining,
+        rollouts: Rollouts,
+        pad_id: int,
+        rounded: Callable[[int], AbstractContextManager[None]] = nullcontext,
+        **kwargs: Any,
     ) -> None:
+        """Make a trainer.
+
+        Args:
+            rounded: block in which the policy has rounded weights, given the optimiser steps so
+                far; by default it has its own.
+        """
         super().__init__(*args, reward_funcs=[_unused_reward], **kwargs)
+        self._rounded = rounded
         self.recipe = recipe
         self.rollouts = rollouts
         self.pad_id = pad_id
@@ -71,6 +85,10 @@ class GroupTrainer(Resumable, GRPOTrainer):
         self._sums = TokenSums()
         self._current: RolloutStep | None = None
         self._violation: dict[str, float] = {}
+
+    def sampled_weights(self) -> AbstractContextManager[None]:
+        """Block in which the policy has the weights that it samples and is scored with."""
+        return self._rounded(self.state.global_step)
 
     # ---- batches: TRL's data loader only gives the loop its length ----
 
@@ -105,7 +123,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
         Called before the updates of the step change the policy.
         """
-        with torch.no_grad(), self.compute_loss_context_manager():
+        with torch.no_grad(), self.compute_loss_context_manager(), self.sampled_weights():
             for batches in step.batches:
                 for batch in batches:
                     batch["previous"] = self.score(self.model, self._prepare_inputs(batch))[0].cpu()
@@ -206,7 +224,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Train on a micro-batch. The last one of a step also writes the step's rollouts."""
-        with self.clock.part("train"):
+        with self.clock.part("train"), self.sampled_weights():
             loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
             self._violation = self.expert_bias.move(self.accelerator)

@@ -19,7 +19,7 @@ from posttrain.group_rewards import Group, GroupRewards
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Run
 from posttrain.training.rl.full_objective import full_objective
-from posttrain.training.rl.stage import GroupStage
+from posttrain.training.rl.stage import GroupStage, Simulation
 from posttrain.training.rl.teachers import open_teachers
 from reward.distill import DistillationReward
 from tests.training.rl.policy import make_prompts, raw_recipe
@@ -71,7 +71,11 @@ class Keeping(DistillationReward):
 
 
 def distil(
-    recipe: DistillConfig, teachers: dict[str, Path] | None = None, *, dry_run: bool = False
+    recipe: DistillConfig,
+    teachers: dict[str, Path] | None = None,
+    *,
+    dry_run: bool = False,
+    simulation: Simulation | None = None,
 ) -> tuple[Path, Keeping]:
     """Run a recipe with its teachers, or with others in their place."""
     if teachers is not None:
@@ -94,6 +98,7 @@ def distil(
             lines=opened.lines,
             shares=recipe.shares,
             full=full_objective(recipe, opened) if recipe.objective == "full" else None,
+            simulation=simulation,
         )
         out = stage.run(dry_run=dry_run)
     return out or stage.out, reward

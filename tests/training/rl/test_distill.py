@@ -580,3 +580,18 @@ def test_the_command_trains_and_notices_that_it_has_finished(
     assert [*manifest.stats["teachers"]] == ["t"]
     command.main(["--config", str(recipe)])
     assert "is finished" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"adapter": {"method": "lora", "preset": "attention"}}, "remove adapter, or simulate"),
+        ({"rollouts": {"engine": "vllm_colocate"}}, "engine vllm_colocate would sample without"),
+        ({"launch": {"sharding": "fsdp2", "world_size": 2}}, "sharding fsdp2 splits them"),
+    ],
+)
+def test_a_student_that_would_not_round_everywhere_is_refused(
+    tmp_path: Path, keys: dict[str, Any], message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        make_recipe(tmp_path, tmp_path / "out", simulate="quantised", **keys)
