@@ -189,7 +189,7 @@ def test_select_at_k_stands_beside_majority_and_pass(answers, figures):
     silent = asyncio.run(environment.verify(prompt, with_answer(judged, "")))
     assert silent.value == 0.0
     # whoever selects nothing is compared on the same questions
-    assert silent.figures == score.figures | {"first_named": 0.0}
+    assert silent.figures == {**score.figures, "first_named": 0.0}
 
 
 def test_a_question_with_fewer_completions_than_k_is_dropped():
