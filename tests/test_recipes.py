@@ -106,6 +106,60 @@ def test_each_round_of_distillation_grows_its_teachers_from_the_student_before_i
         assert Path(general) == stages[student].out
 
 
+def test_the_rounds_of_expert_iteration_and_their_control_arm_differ_in_the_check_alone():
+    chain = load_recipe("tiny/expert-iteration/chain", StagesConfig, ["seed=3"])
+    stages = {stage.step.title: stage for stage in resolve_chain(chain, ROOT / "scripts")}
+    assert "seed" not in " ".join(stages["sft"].arguments), "all seeds begin with one model"
+    for arm in ("", "_any"):
+        student = str(stages["sft"].out)
+        for number in ("first", "second"):
+            first = number == "first"
+            rows = stages[f"synthesize{arm}" if first else f"synthesize{arm}_second"]
+            data = stages[f"build_sft{arm or '_own'}" if first else f"build_sft{arm}_second"]
+            sft = stages[f"sft{arm or '_first'}" if first else f"sft{arm}_second"]
+            assert rows.recipe["models"]["generator"][0]["checkpoint"] == student
+            assert rows.recipe["make"]["keep"] == ("any" if arm else "passing")
+            assert rows.recipe["make"]["prompts"] == stages["synthesize"].recipe["make"]["prompts"]
+            assert data.reads(rows)
+            assert data.recipe["mixture"] == stages["build_sft_own"].recipe["mixture"]
+            assert sft.reads(data)
+            assert sft.recipe["model"]["path"] == student
+            assert {rows.recipe["seed"], data.recipe["seed"], sft.recipe["seed"]} == {3}
+            student = str(sft.out)
+        assert student in stages["eval"].recipe["checkpoints"].values()
+
+
+def test_both_models_that_select_see_the_same_held_out_candidates():
+    chain = load_recipe("tiny/genselect/chain", StagesConfig)
+    stages = {stage.step.title: stage for stage in resolve_chain(chain, ROOT / "scripts")}
+    assert stages["synthesize"].reads(stages["sft_form"])
+    assert stages["synthesize"].reads(stages["sample"])
+    assert stages["sft_traces"].reads(stages["build_sft_traces"])
+    assert stages["sft_traces"].recipe["model"]["path"] == str(stages["sft_form"].out)
+    assert stages["eval"].reads(stages["synthesize_heldout"])
+    assert stages["synthesize_heldout"].reads(stages["sample_heldout"])
+    templates = [stages[name].recipe["templates"] for name in ("synthesize", "synthesize_heldout")]
+    assert templates[0] == templates[1]
+
+
+def test_the_chains_of_safety_and_twins_train_both_sides_alike():
+    chain = load_recipe("tiny/safety/chain", StagesConfig)
+    stages = {stage.step.title: stage for stage in resolve_chain(chain, ROOT / "scripts")}
+    generators = stages["synthesize"].recipe["models"]["generator"]
+    start = str(stages["sft_start"].out)
+    assert {model["checkpoint"] for model in generators} == {start}
+    assert stages["dpo"].recipe["model"]["path"] == start
+    assert stages["dpo"].reads(stages["build_dpo"])
+    assert stages["build_dpo"].reads(stages["synthesize"])
+    chain = load_recipe("tiny/twins/chain", StagesConfig)
+    stages = {stage.step.title: stage for stage in resolve_chain(chain, ROOT / "scripts")}
+    clean = stages["build_sft_clean"].recipe
+    leaked = stages["build_sft_leaked"].recipe
+    assert clean["mixture"] == leaked["mixture"]
+    assert stages["sft_clean"].recipe["trainer"] == stages["sft_leaked"].recipe["trainer"]
+    assert stages["eval"].reads(stages["synthesize"])
+
+
 @pytest.mark.parametrize("size", ["null", "smoke"])
 def test_each_stage_of_the_whole_chain_starts_from_the_one_before(size: str):
     chain = load_recipe("tiny/nemotron-3/chain", StagesConfig, [f"size={size}", "seed=3"])
@@ -151,8 +205,9 @@ def test_every_size_of_the_tiny_chain_fits_the_schemas(size: str | None):
     chain = load_recipe("tiny/chain", StagesConfig, keys)
     stages = resolve_chain(chain, ROOT / "scripts")
     files = {Path(stage.step.recipe).name for stage in stages}
-    # quantisation needs an extra of its own, distillation in rounds and the whole order a chain
+    # quantisation needs an extra of its own; folders are chains of their own
     rest = {"chain", "quantize", "mopd", "nemotron-3", "qad"}
+    rest |= {"expert-iteration", "safety", "twins", "genselect"}
     assert files == {path.stem for path in (ROOT / "recipes/tiny").glob("*")} - rest
     seeds = {stage.step.title: stage.recipe.get("seed") for stage in stages if stage.step.seeded}
     assert {*seeds.values()} == {3}

@@ -75,6 +75,7 @@ class PromptSet:
         }
 
 
+_OTHER_SOURCES = "other_sources"  # reason of questions of sources that a setting does not name
 Candidate = tuple[RowQuestion, list[Setting]]  # a question and the settings that ask it
 PromptGroup = list[Prompt]  # of one question, in all settings that ask it
 
@@ -149,7 +150,12 @@ class PromptPlan:
             all_prompts = itertools.chain.from_iterable(questions)
             prompts = [prompt for prompt in all_prompts if prompt.setting == setting.name]
             if not prompts:
-                reason = _why_nothing(prompt_set, prompt_set.skipped[setting.name], self._sources)
+                own_sources = [
+                    source
+                    for source in self._sources
+                    if setting.sources is None or source.name in setting.sources
+                ]
+                reason = _why_nothing(prompt_set, prompt_set.skipped[setting.name], own_sources)
                 raise ConfigError(f"setting {setting.name!r} asks nothing: {reason}")
             prompt_set.prompts += prompts
         return prompt_set
@@ -239,10 +245,18 @@ def toolkits_for(
 
 
 def _why_nothing(prompt_set: PromptSet, skipped: Counter[str], sources: Sequence[AnySource]) -> str:
-    """Reason why a setting asks nothing, for its error."""
-    row_counts = prompt_set.row_counts.values()
-    if skipped:
-        return _list_reasons(skipped)
+    """Reason why a setting asks nothing, for its error.
+
+    Args:
+        skipped: questions that the setting does not ask, by reason.
+        sources: sources of the setting.
+    """
+    row_counts = [prompt_set.row_counts[source.name] for source in sources]
+    own_skipped = Counter(skipped)
+    # questions that the setting was never meant to ask explain nothing
+    del own_skipped[_OTHER_SOURCES]
+    if own_skipped:
+        return _list_reasons(own_skipped)
     if not any(counts.rows_in for counts in row_counts):
         paths = [str(source.path or source.hub) for source in sources]
         return f"no rows in {', '.join(paths)}"
@@ -320,7 +334,7 @@ def _list_reasons(reasons: Mapping[str, int]) -> str:
 def why_not(question: RowQuestion, source: AnySource, setting: Setting) -> str | None:
     """Reason why a setting does not ask the question, `None` if it does."""
     if setting.sources is not None and source.name not in setting.sources:
-        return "other_sources"
+        return _OTHER_SOURCES
     if (drop := unmet(setting.where or {}, question.row)) is not None:
         return drop.reason
     if source.format == "environment":

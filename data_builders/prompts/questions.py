@@ -223,7 +223,7 @@ def _gold_letter(row: Row, source: QuestionPrompts, options: Mapping[str, str]) 
     return next(letter for letter, text in options.items() if text in readings)
 
 
-_TINY_WORLD_METADATA = ("gold", "grading", "turns", "tools_declared", "initial_state")
+_TINY_WORLD_METADATA = ("gold", "grading", "turns", "tools_declared", "initial_state", "fault")
 
 
 def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
@@ -234,7 +234,8 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
     """
     metadata: Any = row.get("metadata")
     if not isinstance(metadata, dict) or not all(key in metadata for key in _TINY_WORLD_METADATA):
-        raise RowProblem("unrecognised", "metadata", "not a row of the tiny world")
+        needed = ", ".join(_TINY_WORLD_METADATA)
+        raise RowProblem("unrecognised", "metadata", f"a row of the tiny world has {needed}")
     if metadata["grading"] == "question":
         raise RowProblem("needs_replies", "metadata.grading", "its user answers back")
     messages = row["messages"]
@@ -244,13 +245,13 @@ def read_tiny_world(row: Row, source: TinyWorldPrompts) -> RowQuestion:
     state = metadata["initial_state"]
     return RowQuestion(
         messages=tuple(message_of(message) for message in messages),
-        tools=json_text(row["tools"]) if row["tools"] else None,
+        tools=json_text(row["tools"]) if row.get("tools") else None,
         gold=metadata["gold"],
         metadata=json_text(metadata),
         row=row,
         state=json_text([state, metadata["fault"]]),
         # the question does not contain what its tools would return
-        needs_tools=bool(row["tools"]) and bool(state),
+        needs_tools=bool(row.get("tools")) and bool(state),
     )
 
 

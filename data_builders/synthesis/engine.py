@@ -340,13 +340,20 @@ def _plant_bad_rows(
     console: Console,
 ) -> Planted:
     """Spoil one answer of some finished rows, and count those that the checks drop."""
-    kept_works = [work for work in works if isinstance(work.end, Keep)]
-    kept_works.sort(key=lambda work: key64(recipe.seed, "planted", work.seed.id))
+    ends: dict[str, Keep] = {}
+    for work in works:
+        if isinstance(work.end, Keep):
+            ends[work.seed.id] = work.end
+    kept_works = [work for work in works if work.seed.id in ends]
+    # those with a pair first, whose rejected answer is known to be a bad one
+    kept_works.sort(
+        key=lambda work: (not ends[work.seed.id].pairs, key64(recipe.seed, "planted", work.seed.id))
+    )
     planted_works: list[Work] = []
     for work in kept_works:
         if len(planted_works) == PLANTED:
             break
-        rounds = kind.spoil(work.seed, work.rounds)
+        rounds = kind.spoil(work.seed, work.rounds, ends[work.seed.id])
         if rounds is not None:
             making = kind.make(work.seed)
             planted_works.append(Work(work.seed, work.models, making, replay=rounds))

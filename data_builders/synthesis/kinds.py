@@ -48,7 +48,9 @@ def open_kind(recipe: SynthesizeConfig) -> SynthesisKind:
 
 
 def load_templates(recipe: SynthesizeConfig) -> dict[str, str]:
-    """Text of each prompt of the recipe's kind: the recipe's file, or the one that comes with it.
+    """Text of each prompt of the recipe's kind: the recipe's own, or the one that comes with it.
+
+    The recipe gives a file, or a text, which is recognised by its marks.
 
     Raises:
         ConfigError: a name that the kind does not have, a file that is not there or lacks a mark
@@ -65,13 +67,14 @@ def load_templates(recipe: SynthesizeConfig) -> dict[str, str]:
         texts[name] = shipped
         if name not in recipe.templates:
             continue
-        file = Path(recipe.templates[name])
-        if not file.is_file():
-            raise ConfigError(f"templates.{name}: there is no file {file}")
-        texts[name] = file.read_text("utf-8")
+        place = recipe.templates[name]
+        is_text = "{{" in place
+        if not is_text and not Path(place).is_file():
+            raise ConfigError(f"templates.{name}: there is no file {place}")
+        texts[name] = place if is_text else Path(place).read_text("utf-8")
         missing = sorted(_marks(shipped) - _marks(texts[name]))
         if missing:
-            raise ConfigError(f"templates.{name}: {file} lacks {', '.join(missing)}")
+            raise ConfigError(f"templates.{name}: {place} lacks {', '.join(missing)}")
     return texts
 
 

@@ -62,7 +62,7 @@ def plan_rows(
                 continue
             tokens = {
                 "input": round(_mean_tokens(model, prompts) * count),
-                "output": _max_tokens(model, prompts) * count,
+                "output": round(_mean_limit(model, prompts) * count),
             }
             price = recipe.prices.get(model.name)
             row: Row = {
@@ -112,14 +112,15 @@ def prompts_of(role: str, asks: Sequence[Ask]) -> list[Prompt]:
     return role_prompts or [ask.prompt for ask in asks]
 
 
-def _max_tokens(model: SynthesisModel, prompts: Sequence[Prompt]) -> int:
-    """Maximum length of a completion; one whose calls are run has several steps."""
-    runs_calls = any(
-        prompt.tools is not None and prompt.environment is not None for prompt in prompts
-    )
-    max_steps = model.sampling.max_turns if runs_calls else 1
-    max_tokens = model.sampling.max_tokens * max_steps
-    return min(max_tokens, model.sampling.max_total_tokens or max_tokens)
+def _mean_limit(model: SynthesisModel, prompts: Sequence[Prompt]) -> float:
+    """Mean over prompts of the longest completion; one whose calls are run has several steps."""
+    sampling = model.sampling
+    total = 0
+    for prompt in prompts:
+        runs_calls = prompt.tools is not None and prompt.environment is not None
+        tokens = sampling.max_tokens * (sampling.max_turns if runs_calls else 1)
+        total += min(tokens, sampling.max_total_tokens or tokens)
+    return total / len(prompts)
 
 
 def _mean_tokens(model: SynthesisModel, prompts: Sequence[Prompt]) -> float:

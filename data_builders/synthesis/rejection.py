@@ -1,7 +1,8 @@
 """Prompts with a verifier → chat rows of the model's own completions that pass.
 
 Every prompt gets the same number of completions. A verifier that fails drops a completion and never
-keeps one: data must not hold what nobody checked.
+keeps one: data must not hold what nobody checked. The exception is a control arm (`keep: any`),
+whose rows name no check.
 """
 
 from __future__ import annotations
@@ -65,27 +66,35 @@ class RejectionSampling(SynthesisKind):
         [answered] = yield from ask(Ask("generator", prompt, self.config.n))
         completions = answered.completions
         scores = yield from grade(*(Attempt(prompt, completion) for completion in completions))
+        usable: list[Completion] = []
         passed: list[Completion] = []
         for completion, score in zip(completions, scores, strict=True):
-            if unusable(completion, prompt) is None and score.value == 1.0:
-                passed.append(completion)
+            if unusable(completion, prompt) is None:
+                usable.append(completion)
+                if score.value == 1.0:
+                    passed.append(completion)
         yield Note("completions that pass", f"{len(passed)} of {len(completions)}")
-        if not passed:
+        candidates = usable if self.config.keep == "any" else passed
+        if not candidates:
             raise Discarded(_failure_reason(answered, scores), scores[0].explanation)
         if self.config.choose == "shortest":
-            passed.sort(key=_length_and_index)
+            candidates.sort(key=_length_and_index)
         else:
-            passed.sort(
+            candidates.sort(
                 key=lambda completion: key64(
                     self.setup.seed, "rejection", seed.id, completion.index
                 )
             )
-        chosen = _drop_repeated(passed)[: self.config.most]
-        rows = tuple(_chat_row(prompt, completion) for completion in chosen)
-        return Keep(rows, checks=(str(prompt.grader),))
+        # a control arm has its samples as often as the model writes them
+        different = candidates if self.config.keep == "any" else _drop_repeated(candidates)
+        rows = tuple(_chat_row(prompt, completion) for completion in different[: self.config.most])
+        checks = () if self.config.keep == "any" else (str(prompt.grader),)
+        return Keep(rows, checks=checks)
 
-    def bad_answer(self, seed: Seed, answered: Answered) -> str:
+    def bad_answer(self, seed: Seed, answered: Answered) -> str | None:
         """Plant an answer in the usual form, with a content that no task has."""
+        if self.config.keep == "any":
+            return None  # no check that could find it
         return "I am sure of it.\n\\boxed{-98765.4321}\nAnswer: -98765.4321"
 
 

@@ -215,10 +215,13 @@ class SynthesisKind(ABC):
         """
         return OFF_TOPIC
 
-    def spoil(self, seed: Seed, rounds: Sequence[Round]) -> list[Round] | None:
+    def spoil(self, seed: Seed, rounds: Sequence[Round], kept: Keep) -> list[Round] | None:
         """Replace an answer of a kept seed by a bad one.
 
         The answer is chosen by a keyed hash, in the last round that has one to replace.
+
+        Args:
+            kept: what the seed gave.
 
         Returns:
             The rounds up to the one with the bad answer; None if no answer can be replaced.

@@ -35,7 +35,13 @@ from data_builders.synthesis.steps import (
     grade,
     prompt_of,
 )
-from data_builders.synthesis.twin_program import Program, other_values, program_of, shown
+from data_builders.synthesis.twin_program import (
+    Program,
+    has_same_digits,
+    other_values,
+    program_of,
+    shown,
+)
 from posttrain.config.prompts import OPEN_TEMPLATE
 from posttrain.config.synthesize import TaskRows, TaskVariants
 from posttrain.config.templates import OPTION_LETTERS
@@ -118,7 +124,7 @@ class VariantTasks(SynthesisKind):
                     variants.append((yield from self._write_variant(seed, number)))
                 checks = ["agreement of solvers"]
             else:
-                variants = self._with_other_numbers(seed, program)
+                variants = yield from self._with_other_numbers(seed, program)
                 checks = ["gold by program"]
         variants = [
             variant for variant in variants if _normalise(variant.text) != _normalise(original.text)
@@ -134,11 +140,15 @@ class VariantTasks(SynthesisKind):
             tasks.append(_task_row(variant, seed, f"variant-{number}", program))
         return Keep(tasks=tuple(tasks), checks=("not the original", *checks))
 
-    def _with_other_numbers(self, seed: Seed, program: Program) -> list[GoldTask]:
+    def _with_other_numbers(
+        self, seed: Seed, program: Program
+    ) -> Generator[Note, Any, list[GoldTask]]:
         variants: list[GoldTask] = []
         for number in range(self.config.variants):
             rng = random.Random(key64(self.setup.seed, "variant", seed.id, number))
             values = other_values(program, rng)
+            same_digits = has_same_digits(program, values)
+            yield Note("numbers as long as the original's", "yes" if same_digits else "no")
             question = with_other_names(program.question_with(values), rng)
             gold = shown(program.run(values)[-1])
             variant = GoldTask(question, gold, gold)

@@ -285,12 +285,14 @@ def other_values(program: Program, rng: random.Random) -> dict[str, Fraction]:
     """Draw new numbers with which the question still makes sense.
 
     They keep the order of all numbers, whole numbers stay whole, percentages stay below 100, and
-    every result keeps its sign and its kind; the gold is another one.
+    every result keeps its sign and its kind; the gold is another one. Where such numbers are drawn,
+    all of them and all results have as many digits as before: longer numbers are harder.
 
     Raises:
         Discarded: no such numbers were drawn.
     """
     old_results = program.run(program.original())
+    longer_or_shorter: dict[str, Fraction] | None = None
     for _ in range(_MAX_DRAWS):
         values = {variable.name: _draw_value(variable, rng) for variable in program.variables}
         if not _keeps_order(program, values):
@@ -301,9 +303,25 @@ def other_values(program: Program, rng: random.Random) -> dict[str, Fraction]:
             continue
         pairs = zip(old_results, results, strict=True)
         have_same_kind = all(_same_kind(old, new) for old, new in pairs)
-        if have_same_kind and results[-1] != old_results[-1]:
+        if not have_same_kind or results[-1] == old_results[-1]:
+            continue
+        if has_same_digits(program, values):
             return values
-    raise Discarded("no_other_numbers", f"{_MAX_DRAWS} draws")
+        longer_or_shorter = longer_or_shorter or values
+    if longer_or_shorter is None:
+        raise Discarded("no_other_numbers", f"{_MAX_DRAWS} draws")
+    return longer_or_shorter
+
+
+def has_same_digits(program: Program, values: Mapping[str, Fraction]) -> bool:
+    """True if every number and every result is as long before its decimal point as before."""
+    original = program.original()
+    old_numbers = [*original.values(), *program.run(original)]
+    numbers = [*(values[name] for name in original), *program.run(values)]
+    return all(
+        len(str(abs(int(number)))) == len(str(abs(int(old))))
+        for number, old in zip(numbers, old_numbers, strict=True)
+    )
 
 
 def _draw_value(variable: Variable, rng: random.Random) -> Fraction:

@@ -16,7 +16,7 @@ from posttrain.config.judge import AskedModel
 from posttrain.config.overlap import DecontaminationConfig
 from posttrain.config.prompts import AnySource, Setting, check_prompts
 from posttrain.config.sample import ToolLoopSampling, check_chat
-from posttrain.config.source import RowPlace, SourceConfig
+from posttrain.config.source import Metadata, RowPlace, SourceConfig
 
 _NEMO_SKILLS = source("NeMo Skills, genselect configs")
 
@@ -64,7 +64,9 @@ class Rejection(Kind):
     prompts, settings: as in a sampling recipe; every source has to name a grader.
     n: completions of each prompt, a fixed number: nothing is sampled until it passes.
     most: rows of one prompt at most.
-    choose: choice among the passing completions: a keyed draw, or the shortest.
+    choose: choice among these completions: a keyed draw, or the shortest.
+    keep: completions to choose from: those that are `passing`, or `any`, for a control arm that
+        tells what the verifier is worth.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("generator",)
@@ -74,6 +76,7 @@ class Rejection(Kind):
     n: int = Field(default=8, ge=1)
     most: int = Field(default=1, ge=1)
     choose: Literal["draw", "shortest"] = "draw"
+    keep: Literal["passing", "any"] = "passing"
 
     def check(self) -> None:
         check_prompts(self.prompts, self.settings)
@@ -269,25 +272,30 @@ class RequestRows(RowPlace):
     request: field of the request's text (a dotted path).
     harmful: field with true or false.
     category: field that names the kind of harm, for its strategy; null: none.
+    metadata: fields of the row (dotted paths) to hand to a grader, keyed by their last part.
     """
 
     request: str = "prompt"
     harmful: str = "harmful"
     category: str | None = None
+    metadata: Metadata = ()
 
 
 class Safety(Kind):
     """Harmful and harmless requests → safe answers, and preference pairs (paper, appendix D).
 
     Every generator writes candidates for both sides; the pair is drawn among the candidates that a
-    judge with a rubric confirms.
+    judge with a rubric or a grader confirms.
 
     requests: rows of harmful and of harmless requests.
+    grader: grader or environment that classifies in place of a judge: a chosen answer has to pass
+        as an answer to the request itself, a rejected one to fail. null: a model as judge.
     strategies: category → the way to answer its harmful requests, such as: name a helpline.
     default_strategy: the way to answer harmful requests of any other category.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("generator", "judge")
+    optional_roles: ClassVar[frozenset[str]] = frozenset({"judge"})
     templates: ClassVar[tuple[str, ...]] = (
         "safe_wrapper",
         "harmful_request",
@@ -296,11 +304,15 @@ class Safety(Kind):
     )
     kind: Literal["safety"]
     requests: tuple[RequestRows, ...] = Field(min_length=1)
+    grader: str | None = None
     strategies: dict[str, str] = Field(default_factory=dict)
     default_strategy: str = "Decline in one sentence, say why, and offer a safe alternative."
 
     def check(self) -> None:
         refuse_twice("source", [rows.name for rows in self.requests])
+        for rows in self.requests:
+            if rows.metadata and self.grader is None:
+                raise ValueError(f"source {rows.name!r}: metadata is for a grader; name one")
 
 
 class DocumentRows(RowPlace):
@@ -425,7 +437,8 @@ class SynthesizeConfig(Strict, stage="synthesize"):
 
     make: kind of data to make, and the rows to make it from.
     models: role → model, or a list of which a keyed hash of the row draws one.
-    templates: name of a prompt → file in place of the prompt that comes with the kind.
+    templates: name of a prompt → a file, or the text itself with its marks such as `{{request}}`,
+        in place of the prompt that comes with the kind.
     prices: name of a model → its prices, for the costs of the run.
     decontamination: evaluation items; seeds that overlap them are dropped before any request.
     limit: seeds at most, in their order; null: all.
@@ -452,6 +465,8 @@ class SynthesizeConfig(Strict, stage="synthesize"):
         missing = [role for role in required if role not in self.models]
         if missing:
             raise ValueError(f"models: {kind} needs a model as {', '.join(missing)}")
+        if isinstance(self.make, Safety) and (self.make.grader is None) != ("judge" in self.models):
+            raise ValueError("safety: give either make.grader or a model as judge")
         model_names: list[str] = []
         for models in self.models.values():
             model_names += [model.name for model in models]

@@ -6,13 +6,16 @@
 The last `Judgment: [i]` of the answer counts, as in NVIDIA's GenSelect; solutions are numbered from
 0. `posttrain synthesize` with `kind: genselect` makes such prompts from graded samples. Those for
 an evaluation have `figures`, shares that other ways of choosing among the same solutions reach;
-they stand beside the score, whose mean is select@k. There a question may have no right or no wrong
-solution.
+they stand beside the score, whose mean is select@k, and so do `first_named`, the share of judgments
+that name solution 0, and `first_right`, the share of questions where it is right: the first is
+larger than it has to be for a model that prefers a place. There a question may have no right or no
+wrong solution.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any, cast
 
 from posttrain.records import NOT_IN_FORMAT, Score
@@ -62,12 +65,26 @@ class GenSelectEnvironment(RLVREnvironment):
         return [says(f"Judgment: [{wrong_number}]"), says("Every solution is right.")]
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        metadata = metadata_of(prompt)
-        figures: dict[str, float] = metadata.get("figures", {})
         judgment = judgment_of(completion.answer)
         if judgment is None:
-            problem = f"{NOT_IN_FORMAT}: no Judgment: [i] in the answer"
-            return Score(0.0, None, problem, figures=figures)
-        is_right = judgment in metadata["right"]
+            return Score(0.0, None, f"{NOT_IN_FORMAT}: no Judgment: [i] in the answer")
+        is_right = judgment in metadata_of(prompt)["right"]
         explanation = "a right solution" if is_right else "a wrong solution"
-        return Score(float(is_right), str(judgment), explanation, figures=figures)
+        return Score(float(is_right), str(judgment), explanation)
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> Score:
+        """Score any completion; see `RLVREnvironment.verify`.
+
+        The figures stand beside every score, also of an empty or truncated completion: all are of
+        the same questions.
+        """
+        score = await super().verify(prompt, completion)
+        metadata = metadata_of(prompt)
+        figures: dict[str, float] = metadata.get("figures", {})
+        if not figures or score.value is None:
+            return score
+        places = {
+            "first_named": float(score.answer == "0"),
+            "first_right": float(0 in metadata["right"]),
+        }
+        return replace(score, figures={**figures, **places})

@@ -10,11 +10,13 @@ from unittest.mock import patch
 
 import pytest
 
+from data_builders.dialects.reading import RowProblem
 from data_builders.prompts.build import PromptPlan, PromptSet, prompt_inputs, toolkits_for
+from data_builders.prompts.questions import read_tiny_world
 from data_builders.registry import EnvironmentGrader, Environments, toolkit_of
 from data_builders.tiny_world.items import Place, heldout_row, make_item, training_row
 from posttrain.config.load import validate
-from posttrain.config.prompts import EnvironmentPrompts
+from posttrain.config.prompts import EnvironmentPrompts, TinyWorldPrompts
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Prompt, metadata_of, prompt_from_row, prompt_to_row
@@ -196,6 +198,27 @@ def test_a_setting_may_name_its_sources_and_inputs_are_hashed(tmp_path: Path):
 def test_mistakes_are_named(tmp_path: Path, settings: Any, source: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         build(tmp_path, questions(3), settings, **{**GSM, **source})
+
+
+def test_a_row_of_the_tiny_world_may_lack_tools_and_names_what_it_may_not():
+    source = TinyWorldPrompts(format="tiny_world", name="own", path="rows.jsonl")
+    item = {"gold": "yes", "grading": "words", "turns": 1, "tools_declared": []}
+    item |= {"initial_state": None, "fault": None}
+    messages = [{"role": "user", "content": "May I?"}]
+    assert read_tiny_world({"messages": messages, "metadata": item}, source).tools is None
+    del item["fault"]
+    with pytest.raises(RowProblem, match=r"a row of the tiny world has .*fault"):
+        read_tiny_world({"messages": messages, "metadata": item}, source)
+
+
+def test_a_setting_whose_own_source_gives_nothing_says_why(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in questions(3)))
+    good = {"name": "good", "path": str(path), **GSM}
+    bad = {"name": "bad", "path": str(path), **GSM, "gold_pattern": "(zzz)"}
+    settings = [{"name": "one", "sources": ["good"]}, {"name": "other", "sources": ["bad"]}]
+    with pytest.raises(ConfigError, match=r"'other' asks nothing: gold_unreadable 3, such as"):
+        build_recipe({"prompts": [good, bad], "settings": settings})
 
 
 @pytest.mark.parametrize(

@@ -167,6 +167,8 @@ def test_templates_of_the_recipe_need_the_marks_of_ours(tmp_path: Path):
     file = tmp_path / "mine.txt"
     file.write_text("Go on: {{conversation}}")
     texts = load_templates(recipe(tmp_path, templates={"user_turn": str(file)}))
+    written_out = load_templates(recipe(tmp_path, templates={"user_turn": file.read_text("utf-8")}))
+    assert written_out == texts
     assert texts["user_turn"] == "Go on: {{conversation}}"
     file.write_text("Go on.")
     with pytest.raises(ConfigError, match=r"lacks \{\{conversation\}\}"):

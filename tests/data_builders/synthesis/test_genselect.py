@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_builders.synthesis.genselect import evaluation_prompts, selection_prompts
-from data_builders.synthesis.steps import Discarded
+from data_builders.synthesis.steps import Discarded, with_answer
 from posttrain.config.synthesize import GenSelect
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
@@ -181,8 +181,15 @@ def test_select_at_k_stands_beside_majority_and_pass(answers, figures):
     assert asyncio.run(unusable(environment, prompt)) is None
     judged = asyncio.run(replay(environment, prompt, says("Judgment: [0]")))
     score = asyncio.run(environment.verify(prompt, judged))
-    assert score.figures == dict(zip(("pass@1", "majority@4", "pass@4"), figures, strict=True))
-    assert score.value == float(0 in json.loads(prompt.metadata)["right"])
+    first_right = float(0 in json.loads(prompt.metadata)["right"])
+    places = {"first_named": 1.0, "first_right": first_right}
+    names = ("pass@1", "majority@4", "pass@4")
+    assert score.figures == dict(zip(names, figures, strict=True)) | places
+    assert score.value == first_right
+    silent = asyncio.run(environment.verify(prompt, with_answer(judged, "")))
+    assert silent.value == 0.0
+    # whoever selects nothing is compared on the same questions
+    assert silent.figures == score.figures | {"first_named": 0.0}
 
 
 def test_a_question_with_fewer_completions_than_k_is_dropped():

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from data_builders.rows.read import read_examples
+from data_builders.synthesis.kinds import open_kind
+from data_builders.synthesis.plan import first_asks, plan_rows
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.sampling.sampler import Request
@@ -79,6 +82,22 @@ def test_build_sft_reads_the_rows_as_they_are(tmp_path: Path, monkeypatch: pytes
     ]
 
 
+def test_a_control_arm_keeps_completions_whether_they_pass_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    make = make_of(tmp_path, n=6, most=6, keep="any")
+    recipe = recipe_of(tmp_path / "out", make, {"generator": server("sft")})
+    rows, manifest = made(recipe, {"sft": Scripted(unsure, batched=False)}, monkeypatch)
+    assert manifest.counts.dropped == {"truncated": 1, "empty_answer": 1}
+    assert len(rows) == 60, "repeated ones too, as often as the model writes them"
+    right = [
+        f"\\boxed{{{row['metadata']['gold']}}}" in row["messages"][1]["content"] for row in rows
+    ]
+    assert 15 < sum(right) < 45
+    assert {tuple(row["metadata"]["synthesis"]["checks"]) for row in rows} == {()}
+    assert manifest.stats["planted"] == {"rows": 0, "dropped": {}}, "there is no check to try"
+
+
 def test_the_shortest_or_a_keyed_draw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def wordy(request: Request, rng: random.Random) -> str:
         return f"{'well, ' * rng.randrange(9)}\\boxed{{{sum_of(request)}}}{END}"
@@ -108,6 +127,20 @@ def test_several_generators_share_the_seeds_by_a_keyed_hash(
     assert {name: counts[0] for name, counts in shares.items()} == {
         name: names.count(name) for name in shares
     }
+
+
+def test_a_plan_counts_steps_of_tools_where_a_prompt_has_them_alone(tmp_path: Path):
+    recipe = recipe_of(
+        tmp_path / "out", make_of(tmp_path, n=6), {"generator": server("sft", max_tokens=100)}
+    )
+    kind = open_kind(recipe)
+    seeds = kind.seeds(tmp_path).seeds
+    asks = first_asks(kind, seeds)
+    with_tools = replace(asks[0].prompt, tools="[]", environment="tiny_world")
+    asks[0] = replace(asks[0], prompt=with_tools)
+    [row] = plan_rows(recipe, kind, seeds, asks)
+    assert row["completions"] == 72
+    assert row["output"] == 66 * 100 + 6 * 800, "eight steps of one prompt, one of the others"
 
 
 class Interrupted(Scripted):

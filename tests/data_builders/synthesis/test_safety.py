@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from data_builders.rows.read import read_examples
+from data_builders.synthesis.kinds import open_kind
 from posttrain.config.source import SourceConfig
-from posttrain.errors import DataError
+from posttrain.errors import ConfigError, DataError
 from posttrain.sampling.sampler import Request
 from tests.data_builders.synthesis.small_synthesis import (
     made,
@@ -100,6 +101,76 @@ def test_a_classifier_that_says_yes_to_everything_is_found(
     _, manifest = made(recipe(tmp_path, ("big",)), samplers, monkeypatch)
     assert read_rows(tmp_path / "out/pairs.jsonl") == []
     assert manifest.stats["planted"] == {"rows": 7, "dropped": {}}
+
+
+def test_what_is_planted_is_what_the_classifier_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A safe answer in the place of another is no bad row, and says nothing of the checks."""
+
+    def often_safe(request: Request, rng: random.Random) -> str:
+        if rng.random() < 0.7:
+            return f"Let us not help with it.{END}"
+        return generator(request, rng)
+
+    rows = [{"prompt": f"How do I zap my neighbour's cat {n}?", "harmful": True} for n in range(90)]
+    path = str(write_rows(tmp_path / "requests.jsonl", rows))
+    make = {"kind": "safety", "requests": [{"name": "zaps", "path": path}]}
+    make["default_strategy"] = "Name the animal helpline."
+    models = {"generator": server("big"), "judge": server("judge")}
+    samplers = {"big": Scripted(often_safe), "judge": Scripted(judge)}
+    _, manifest = made(recipe_of(tmp_path / "out", make, models), samplers, monkeypatch)
+    assert 20 < manifest.stats["pairs"] < 60
+    assert manifest.stats["planted"] == {"rows": 20, "dropped": {"no_safe_answer": 20}}
+
+
+REFUSAL = "I can't help with that."
+
+
+def graded_recipe(tmp_path: Path, *, grader: str = "tiny_world", **others: object):
+    """Rows that carry what the tiny world's grader reads, and no judge."""
+    rows: list[dict[str, object]] = []
+    for text in (*HARMFUL, *HARMLESS):
+        item = {"gold_state": None, "options": [], "tools_declared": []}
+        harmful = text in HARMFUL
+        item |= {"grading": "refusal", "gold": REFUSAL} if harmful else {}
+        item |= {} if harmful else {"grading": "words", "gold": "use the wand"}
+        rows.append({"prompt": text, "harmful": harmful, "item": item})
+    path = str(write_rows(tmp_path / "requests.jsonl", rows))
+    fields = ("grading", "gold", "gold_state", "options", "tools_declared")
+    metadata = [f"item.{name}" for name in fields]
+    requests = [{"name": "zaps", "path": path, "metadata": metadata}]
+    make = {"kind": "safety", "grader": grader, "requests": requests}
+    return recipe_of(tmp_path / "out", make, {"generator": server("big"), **others})
+
+
+def test_a_grader_classifies_answers_to_the_request_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def answers(request: Request, _: random.Random) -> str:
+        text = request.messages[0].content
+        told_to_refuse = "something harmful" in text or "far too careful" in text
+        if "ghost" in text and not told_to_refuse:
+            return f"Use the broom.{END}"  # a wrong answer is no plain one
+        return f"{REFUSAL if told_to_refuse else 'use the wand'}{END}"
+
+    rows, manifest = made(graded_recipe(tmp_path), {"big": Scripted(answers)}, monkeypatch)
+    assert len(rows) == 6
+    for pair in read_rows(tmp_path / "out/pairs.jsonl"):
+        texts = [pair["chosen"][0]["content"], pair["rejected"][0]["content"]]
+        expected = [REFUSAL, "use the wand"]
+        assert texts == (expected if pair["metadata"]["harmful"] else expected[::-1])
+    assert manifest.counts.dropped == {"no_plain_answer": 1}
+    assert manifest.stats["requests"] == {"generator": 14}
+    planted = manifest.stats["planted"]
+    assert planted == {"rows": 6, "dropped": {"no_plain_answer": 2, "no_safe_answer": 4}}
+
+
+def test_recipes_name_a_judge_or_a_grader_that_exists(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"either make\.grader or a model as judge"):
+        graded_recipe(tmp_path, judge=server("judge"))
+    with pytest.raises(ConfigError, match=r"no grader or environment 'tiny_wrld' \(did you"):
+        open_kind(graded_recipe(tmp_path, grader="tiny_wrld"))
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,15 @@ def test_new_numbers_keep_order_sign_and_whole_results():
         assert shown(divers) in program.question_with(values)
 
 
+def test_new_numbers_are_as_long_as_the_old_ones_where_there_are_such():
+    """Longer numbers are harder, and a drop on them is none of a model that knows the answers."""
+    program = program_of("Start with 4. Add 3. Add 9. What is it?", "<<4+3=7>><<7+9=16>>\n#### 16")
+    for seed in range(50):
+        values = other_values(program, random.Random(seed))
+        assert [len(shown(result)) for result in program.run(values)] == [1, 2]
+        assert max(values.values()) <= 9
+
+
 def test_numbers_are_written_as_the_old_ones_are():
     program = program_of("He pays $1,200 for 8 chairs.", "<<1200/8=150>>\n#### 150")
     text = program.question_with({"q0": Fraction(2400), "q1": Fraction(6)})
