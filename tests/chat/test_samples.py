@@ -141,11 +141,14 @@ def test_truncated_trace_can_leave_its_early_close_untrained():
 
 
 def test_in_a_later_turn_it_is_that_turns_own_close_that_is_untrained():
-    record = example(user("u1"), says("a1", "R1"), user("u2"), says("a2", "R2"))
+    turns = [message for k in "123" for message in (user(f"u{k}"), says(f"a{k}", f"R{k}"))]
     assert profile_of(NANO).composable
-    first, second = training_samples(record, NANO, untrained_close=frozenset({3}))
-    assert trained_text(first) == ["R1\n</think>\na1<|im_end|>\n"]
-    assert trained_text(second) == ["R2", "\na2<|im_end|>\n"]
+    samples = training_samples(example(*turns), NANO, untrained_close=frozenset({3}))
+    assert [trained_text(sample) for sample in samples] == [
+        ["R1\n</think>\na1<|im_end|>\n"],
+        ["R2", "\na2<|im_end|>\n"],
+        ["R3\n</think>\na3<|im_end|>\n"],
+    ]
 
 
 def test_a_close_that_stands_behind_the_trace_takes_no_character_of_it():
