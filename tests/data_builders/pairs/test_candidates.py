@@ -58,6 +58,10 @@ def test_no_tools_pairs_right_with_wrong_and_calls_are_only_ever_rejected():
     found = propose([one(0, 1.0), one(1, 0.0), one(2, 1.0, calls=1), one(3, 0.0, calls=1)])
     assert made(found, "no_tools") == {(0, 1), (0, 3)}
     assert made(found, "hallucination_penalty") == {(0, 2), (0, 3)}
+    # each category of a prompt counts its own pairs
+    assert sorted((pair.category, pair.rank) for pair in found.pairs) == [
+        ("hallucination_penalty", 0), ("hallucination_penalty", 1), ("no_tools", 0), ("no_tools", 1),
+    ]  # fmt: skip
     assert found.unusable == {}
 
 
