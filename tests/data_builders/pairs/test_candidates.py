@@ -132,6 +132,13 @@ def test_a_difference_in_formatting_or_in_almost_nothing_is_no_preference():
     assert near.pairs_dropped == Counter(nearly_identical=1)
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_a_category_of_a_prompt_has_at_most_its_pairs(limit: int):
+    completions = [one(k, float(k % 2)) for k in range(8)]
+    found = propose(completions, pairs_per_prompt=limit)
+    assert len(made(found, "no_tools")) == limit
+
+
 def test_candidates_do_not_depend_on_the_numbering_of_samples():
     completions = [one(k, float(k % 2), calls=k % 3 == 0) for k in range(12)]
     renumbered = [
