@@ -139,6 +139,14 @@ def test_a_category_of_a_prompt_has_at_most_its_pairs(limit: int):
     assert len(made(found, "no_tools")) == limit
 
 
+def test_who_meets_whom_is_the_same_in_every_release():
+    """A data set that is built again with another one has the same pairs."""
+    completions = [one(k, float(k % 2)) for k in range(8)]
+    found = propose(completions, pairs_per_prompt=3)
+    met = [(p.chosen.index, p.rejected.index) for p in found.pairs if p.category == "no_tools"]
+    assert met == [(3, 2), (1, 4), (7, 6)]
+
+
 def test_candidates_do_not_depend_on_the_numbering_of_samples():
     completions = [one(k, float(k % 2), calls=k % 3 == 0) for k in range(12)]
     renumbered = [

@@ -158,6 +158,12 @@ def test_a_row_that_is_no_pair_is_dropped_by_name(tmp_path: Path, text, rows, re
     assert found[0].line == 1
 
 
+def test_a_row_without_a_preference_says_so(tmp_path: Path, text):
+    (dropped,) = read(tmp_path, [compared(None)], text)
+    assert isinstance(dropped, Drop)
+    assert "does not say which is better" in dropped.detail
+
+
 @pytest.mark.parametrize(
     ("rows", "texts"),
     [
