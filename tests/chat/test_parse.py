@@ -126,6 +126,13 @@ def test_an_argument_of_the_wrong_type_stays_text_and_is_named(value, arguments,
     assert parsed.problems == problems
 
 
+@pytest.mark.parametrize(("text", "value"), [("null", None), ("None", None), ("nil", "nil")])
+def test_an_argument_that_may_be_null_is_where_it_says_so(text: str, value: str | None):
+    call = f"<tool_call>\n<function=book>\n<parameter=note>\n{text}\n</parameter>\n</function>\n"
+    parsed = parse_completion(f"{call}</tool_call><|im_end|>", thinking=False, tools=TOOLS)
+    assert parsed.tool_calls == (ToolCall("book", json_text({"note": value})),)
+
+
 @pytest.mark.parametrize(
     "piece", ["<parameter=x>\n", "<parameter=", "</function> ", "</parameter>"]
 )

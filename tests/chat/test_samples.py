@@ -16,6 +16,7 @@ from posttrain.chat import (
     training_samples,
 )
 from posttrain.chat.template import trl_templates
+from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, json_text, make_example
 from tests.chat.reference import naive_sequences, spans_of
 
@@ -53,6 +54,14 @@ def trained_text(sample) -> list[str]:
     return [sample.text[a:b] for a, b in spans_of(sample)]
 
 
+# the close directly behind the trace
+INLINE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{{ '<think>' if enable_thinking else '' }}{% endif %}"
+)
 SYSTEM = "<|im_start|>system\n<|im_end|>\n"
 NANO = nemotron_3_nano_template()
 
@@ -129,6 +138,29 @@ def test_truncated_trace_can_leave_its_early_close_untrained():
     assert trained_text(trained) == ["R\n</think>\nA<|im_end|>\n"]
     assert trained_text(masked) == ["R", "\nA<|im_end|>\n"]
     assert masked.text == trained.text
+
+
+def test_in_a_later_turn_it_is_that_turns_own_close_that_is_untrained():
+    turns = [message for k in "123" for message in (user(f"u{k}"), says(f"a{k}", f"R{k}"))]
+    assert profile_of(NANO).composable
+    samples = training_samples(example(*turns), NANO, untrained_close=frozenset({3}))
+    assert [trained_text(sample) for sample in samples] == [
+        ["R1\n</think>\na1<|im_end|>\n"],
+        ["R2", "\na2<|im_end|>\n"],
+        ["R3\n</think>\na3<|im_end|>\n"],
+    ]
+
+
+def test_a_close_that_stands_behind_the_trace_takes_no_character_of_it():
+    inline = ChatTemplate(INLINE, name="inline", special_tokens=("<|im_start|>", "<|im_end|>"))
+    record = example(user(), says("A", "R"))
+    (masked,) = training_samples(record, inline, untrained_close=frozenset({1}))
+    assert trained_text(masked) == ["R", "A<|im_end|>\n"]
+
+
+def test_a_truncated_trace_without_a_close_is_no_sequence():
+    with pytest.raises(RenderError, match="has no </think> in its rendered text"):
+        training_samples(example(user(), says("A")), NANO, untrained_close=frozenset({1}))
 
 
 def test_turns_compose_where_no_special_token_parts_them():

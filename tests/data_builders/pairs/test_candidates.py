@@ -58,6 +58,10 @@ def test_no_tools_pairs_right_with_wrong_and_calls_are_only_ever_rejected():
     found = propose([one(0, 1.0), one(1, 0.0), one(2, 1.0, calls=1), one(3, 0.0, calls=1)])
     assert made(found, "no_tools") == {(0, 1), (0, 3)}
     assert made(found, "hallucination_penalty") == {(0, 2), (0, 3)}
+    # each category of a prompt counts its own pairs
+    assert sorted((pair.category, pair.rank) for pair in found.pairs) == [
+        ("hallucination_penalty", 0), ("hallucination_penalty", 1), ("no_tools", 0), ("no_tools", 1),
+    ]  # fmt: skip
     assert found.unusable == {}
 
 
@@ -126,6 +130,21 @@ def test_a_difference_in_formatting_or_in_almost_nothing_is_no_preference():
     near = propose_pairs(0, asked(), same[::2], recipe, lambda a, b: 0.1)
     assert near.pairs == ()
     assert near.pairs_dropped == Counter(nearly_identical=1)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_a_category_of_a_prompt_has_at_most_its_pairs(limit: int):
+    completions = [one(k, float(k % 2)) for k in range(8)]
+    found = propose(completions, pairs_per_prompt=limit)
+    assert len(made(found, "no_tools")) == limit
+
+
+def test_who_meets_whom_is_the_same_in_every_release():
+    """A data set that is built again with another one has the same pairs."""
+    completions = [one(k, float(k % 2)) for k in range(8)]
+    found = propose(completions, pairs_per_prompt=3)
+    met = [(p.chosen.index, p.rejected.index) for p in found.pairs if p.category == "no_tools"]
+    assert met == [(3, 2), (1, 4), (7, 6)]
 
 
 def test_candidates_do_not_depend_on_the_numbering_of_samples():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from data_builders.pairs.encode import PairEncoder, distance
-from data_builders.pairs.offline import read_offline, why_dropped
+from data_builders.pairs.offline import offline_candidate, read_offline, why_dropped
 from data_builders.rows.raw import Drop
 from data_builders.rows.read import RowCounts
 from posttrain.chat import nemotron_3_nano_template
@@ -83,6 +83,18 @@ def test_tool_results_inside_a_side_are_masked(tmp_path: Path, text):
     assert text.decode(sampled).endswith(f"42{END}")
 
 
+def test_pairs_of_the_same_texts_under_other_tools_are_other_pairs(tmp_path: Path, text):
+    """Also to the order in which they are drawn, which hangs on the seed."""
+    rows = [ROW]
+    for name in ("look", "find"):
+        function = {"name": name, "parameters": {"type": "object", "properties": {}}}
+        rows.append({**ROW, "tools": [{"type": "function", "function": function}]})
+    pairs = [pair for pair in read(tmp_path, rows, text) if isinstance(pair, Pair)]
+    assert len({pair.id for pair in pairs}) == 3
+    keys = {offline_candidate(pair, 0, 1, seed).key for pair in pairs for seed in (0, 1)}
+    assert len(keys) == 6
+
+
 QUESTION, OTHER = turn("user", "q"), turn("user", "p")
 REASONED = turn("assistant", "a", reasoning_content="r")
 ANSWER = turn("assistant", "a")
@@ -144,6 +156,12 @@ def test_a_row_that_is_no_pair_is_dropped_by_name(tmp_path: Path, text, rows, re
     found = read(tmp_path, rows, text)
     assert [getattr(one, "reason", None) for one in found] == reasons
     assert found[0].line == 1
+
+
+def test_a_row_without_a_preference_says_so(tmp_path: Path, text):
+    (dropped,) = read(tmp_path, [compared(None)], text)
+    assert isinstance(dropped, Drop)
+    assert "does not say which is better" in dropped.detail
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +94,27 @@ def test_reverse_kl_and_its_gradient_are_those_of_autograd(
     (expected * weights).sum().backward()
     torch.testing.assert_close(student.grad, expected_student.grad, atol=1e-13, rtol=1e-11)
     assert torch.autograd.gradcheck(lambda s: reverse_kl(s, teacher, mask), student)
+
+
+def test_memory_is_bounded_by_the_vocabulary_both_ways(monkeypatch: pytest.MonkeyPatch):
+    """A chunk has as many positions as their logits, not their rows or columns, leave room for."""
+    vocabulary, room = 50, 120
+    sizes: list[int] = []
+    whole = distillation._ratios
+
+    def counted(student: torch.Tensor, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append(student.numel())
+        return whole(student, *rest)
+
+    monkeypatch.setattr(distillation, "_CHUNK_LOGITS", room)
+    monkeypatch.setattr(distillation, "_ratios", counted)
+    student = random_logits(3, 4, vocabulary, seed=1).requires_grad_()
+    kl = reverse_kl(
+        student, random_logits(3, 4, vocabulary, seed=2), torch.ones(3, 4, dtype=torch.bool)
+    )
+    assert sizes == [2 * vocabulary] * 6
+    kl.sum().backward()
+    assert sizes == [2 * vocabulary] * 12
 
 
 def test_logits_of_minus_infinity_and_of_any_size_are_exact():
