@@ -42,7 +42,8 @@ def test_without_a_recipe_the_shipped_ones_of_the_stage_are_named(capsys):
     with pytest.raises(SystemExit):
         parse_recipe(parser, Recipe, ["out=x"])
     message = " ".join(capsys.readouterr().err.split())
-    assert "one-gpu/sft, " in message and "tiny/sft, " in message
+    assert "one-gpu/sft, " in message
+    assert "tiny/sft, " in message
 
 
 @pytest.mark.parametrize("script", STAGES, ids=lambda path: path.stem)
