@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import random
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,7 +222,10 @@ def _chat(question: str, answer: str) -> Row:
 
 
 def _read(name: str) -> list[Row]:
-    return jsonl_rows((RUNS / name).read_text("utf-8"))
+    path = RUNS / name
+    if not path.is_file():
+        sys.exit(f"there is no {path} here: posttrain stages --config tiny targets=[world]")
+    return jsonl_rows(path.read_text("utf-8"))
 
 
 def _write(path: Path, rows: list[Row]) -> None:

@@ -7,9 +7,11 @@ finished stage is only checked, an interrupted one is resumed; its manifest tell
 from __future__ import annotations
 
 import contextlib
+import glob
 import io
 import json
 import os
+import re
 import runpy
 import signal
 import subprocess
@@ -37,6 +39,8 @@ _NAMED = {
     "world": "tiny_world",
 }
 _NOT_IN_A_FOLDER = "stages"  # a chain of chains is none
+# a file of rows, or a glob of such
+_ROWS = re.compile(r"[^\s:]+\.(jsonl|ndjson|json|parquet)(\.gz|\.zst)?")
 _LOG_LINES = 12
 _LOG_WIDTH = 2000
 PROGRESS_SECONDS = 60.0
@@ -234,6 +238,25 @@ def state_of(stage: ChainStage, root: Path) -> str:
     if (root / stage.out / MANIFEST).is_file():
         return "finished"
     return "goes on" if (root / stage.out / STAGE).is_file() else "to do"
+
+
+def missing_inputs(stages: Sequence[ChainStage], root: Path) -> list[str]:
+    """Sentences about files of rows that unfinished stages read, nobody has and no stage writes.
+
+    They are to be seen before hours of work, at whose end the stage would stop.
+    """
+    sentences: list[str] = []
+    for stage in stages:
+        if state_of(stage, root) == "finished":
+            continue
+        for text in dict.fromkeys(_texts(stage.recipe)):
+            is_written = any(_lies_in(text, producer.out) for producer in stages)
+            if _ROWS.fullmatch(text) and not is_written and not glob.glob(str(root / text)):
+                sentences.append(
+                    f"{stage.step.title} reads {text}, which is not there, and no stage here "
+                    "writes it"
+                )
+    return sentences
 
 
 def run_chain(

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from posttrain.chain import read_chain, resolve_chain, run_chain, state_of
+from posttrain.chain import missing_inputs, read_chain, resolve_chain, run_chain, state_of
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.stages import StagesConfig
 
@@ -29,6 +29,8 @@ def main(argv: list[str] | None = None) -> None:
     for number, stage in enumerate(stages, 1):
         state = state_of(stage, Path())
         show(f"{number}/{len(stages)} {stage.step.title} → {stage.out}: {state}")
+    for sentence in missing_inputs(stages, Path()):
+        show(sentence)
     if options.dry_run:
         unfinished = [stage for stage in stages if state_of(stage, Path()) != "finished"]
         stages = [replace(s, arguments=(*s.arguments, "--dry-run")) for s in unfinished[:1]]

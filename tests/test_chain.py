@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from posttrain.chain import chain_file, folder_steps, read_chain, resolve_chain, run_chain
+from posttrain.chain import (
+    chain_file,
+    folder_steps,
+    missing_inputs,
+    read_chain,
+    resolve_chain,
+    run_chain,
+)
 from posttrain.config.load import validate
 from posttrain.config.stages import StagesConfig
 from posttrain.errors import ConfigError, PosttrainError
@@ -64,6 +71,22 @@ def run(config: StagesConfig, commands: Path, at: Path) -> list[str]:
     stages = resolve_chain(config, SCRIPTS)
     run_chain(stages, config, scripts=commands, root=at, show=shown.append)
     return shown
+
+
+def test_rows_that_nobody_has_and_no_stage_writes_are_named_before_the_first(tmp_path: Path):
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/own.jsonl").touch()
+    (tmp_path / "runs/finished").mkdir(parents=True)
+    (tmp_path / "runs/finished/manifest.json").touch()
+    config = chain(
+        step("finished", "rows/deleted.jsonl"),
+        step("first", "rows/own.jsonl", "rows/*.jsonl"),
+        step("last", "runs/first/rows.jsonl", "rows/nobody.jsonl"),
+    )
+    sentences = missing_inputs(resolve_chain(config, SCRIPTS), tmp_path)
+    assert [sentence.partition(", which")[0] for sentence in sentences] == [
+        "last reads rows/nobody.jsonl"
+    ]
 
 
 def test_a_stage_begins_behind_what_it_reads(commands: Path, tmp_path: Path):

@@ -53,7 +53,12 @@ def read_seeds(recipe: SynthesizeConfig, kind: SynthesisKind, *, work: Path) -> 
     ids = {seed.id for seed in result.seeds}
     result.tasks = [task for task in result.tasks if task["id"] in ids]
     if not result.seeds:
-        raise DataError(f"there is no seed to make rows from ({listed(result.dropped)})")
+        # the rows of a misspelt field are dropped for the same reason: its name says more
+        details: list[str] = []
+        for counts in result.stats.get("sources", {}).values():
+            details += counts.get("examples", {}).values()
+        example = f", such as: {details[0]}" if details else ""
+        raise DataError(f"there is no seed to make rows from ({listed(result.dropped)}){example}")
     return result
 
 

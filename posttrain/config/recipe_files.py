@@ -73,26 +73,45 @@ _Loader.yaml_implicit_resolvers = _resolvers
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))  # pyright: ignore[reportUnknownMemberType]  # PyYAML is untyped
 
 
+# raised by PyYAML for a tag that does not fit its value, and for a number of too many digits
+_CONSTRUCTION_ERRORS = (ValueError, TypeError, LookupError, AttributeError)
+
+
 def _construct_mapping(loader: Any, node: yaml.MappingNode) -> dict[str, Any]:
-    """Construct a mapping whose keys are texts, each of which stands once."""
+    """Construct a mapping whose keys are texts, each of which stands once.
+
+    Keys of mappings that are merged (`<<: *defaults`) give way to those beside them.
+    """
+    written_keys = {key_node for key_node, _ in node.value}
+    # puts the pairs of merged mappings before those that are written here
     loader.flatten_mapping(node)
-    line_of_key: dict[str, int] = {}
+    merged_lines: dict[str, int] = {}
+    written_lines: dict[str, int] = {}
     mapping: dict[str, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
         line = key_node.start_mark.line + 1
         if not isinstance(key, str):
             raise ConfigError(f"line {line}: key {key!r} must be text; quote it")
-        if key in mapping:
-            raise ConfigError(
-                f"line {line}: duplicate key {key!r} (first at line {line_of_key[key]})"
-            )
-        line_of_key[key] = line
-        mapping[key] = loader.construct_object(value_node, deep=True)
+        lines = written_lines if key_node in written_keys else merged_lines
+        if key in lines:
+            raise ConfigError(f"line {line}: duplicate key {key!r} (first at line {lines[key]})")
+        lines[key] = line
+        try:
+            mapping[key] = loader.construct_object(value_node, deep=True)
+        except ConfigError:
+            raise
+        except _CONSTRUCTION_ERRORS as error:
+            mark = value_node.start_mark
+            raise yaml.constructor.ConstructorError(None, None, str(error), mark) from error
     return mapping
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _construct_mapping)
+
+
+# values, commas and brackets of a recipe; shipped ones have hundreds
+_MAX_PIECES = 1_000_000
 
 
 def _load_yaml(text: str) -> Any:
@@ -104,11 +123,20 @@ def _load_yaml(text: str) -> Any:
     """
     try:
         value = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader subclass
-        json.dumps(value)
+        # in pieces: a few lines of aliases of aliases are a tree that fills the memory
+        for number, _ in enumerate(json.JSONEncoder().iterencode(value)):
+            if number == _MAX_PIECES:
+                raise yaml.YAMLError("its aliases stand for too large a tree")
     except ConfigError:
         raise
-    # raised for a tag that does not fit its value, a set, an anchor inside itself, deep nesting
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except yaml.reader.ReaderError as error:
+        # its position is in bytes by libyaml, in characters without
+        line = text.partition(chr(error.character))[0].count("\n") + 1
+        raise yaml.YAMLError(
+            f"line {line}: character #x{error.character:04x}: {error.reason}"
+        ) from error
+    # a set, an anchor inside itself, deep nesting
+    except (*_CONSTRUCTION_ERRORS, RecursionError) as error:
         raise yaml.YAMLError(f"not a tree of plain values: {error}") from error
     return value
 
@@ -146,7 +174,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
         mapping = _load_yaml(path.read_text(encoding="utf-8"))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path}: line {line}: not UTF-8: {error.reason}") from error
+    except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not readable as YAML: {_in_line(error)}") from error
     if not isinstance(mapping, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of keys, found {type(mapping).__name__}")

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from posttrain.errors import ConfigError
-from posttrain.jsontext import first_error, load_json, writable
+from posttrain.jsontext import encode_json, first_error, load_json, writable
 from posttrain.records import json_text
 from posttrain.rollouts import ENVIRONMENT_SECONDS, Prompt
 from posttrain.time_limits import in_thread, limited, limited_step
@@ -92,7 +92,10 @@ class Tool:
     run: Callable[..., str | Awaitable[str]]
 
     def __post_init__(self) -> None:
-        problem = _schema_problem(json_text(self.parameters))
+        try:
+            problem = _schema_problem(encode_json(self.parameters))
+        except ValueError as error:  # what no prompt could declare
+            problem = str(error)
         if problem is not None:
             raise ConfigError(f"tool {self.name}: parameters: {problem}")
         if self.parameters.get("type") != "object":

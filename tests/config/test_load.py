@@ -68,7 +68,12 @@ def test_scientific_notation_is_a_number_and_lists_fill_tuples(tmp_path):
         ("learning_rate: 1.0\nsteps: 3", ("steps.a=1",), "nothing can be set below the value 3"),
         ("- a", (), "a recipe is a mapping"),
         ("1: 2", (), "must be text"),
-        ("a: !!int x", (), "not readable as YAML"),
+        ("a: !!int x", (), "not readable as YAML: line 1"),
+        ("a: 1\nb: [3, " + "9" * 5000 + "]", (), "line 2, column 4: "),
+        ("a: ä\nb: \x07", (), "line 2: character #x0007"),
+        # a few lines that stand for 10⁹ values
+        ("a: &a0 [" + "x," * 10 + "]\n" + "".join(f"a{i + 1}: &a{i + 1} [" + f"*a{i}," * 10 + "]\n" for i in range(8)), (), "too large a tree"),
+        ("a: &a {steps: 1}\nb: &b {steps: 2}\nc: {<<: [*a, *b]}", (), "line 2: duplicate key 'steps'"),
         ("a: !!set {b}", (), "not readable as YAML"),
         ("a: " + "[" * 500 + "]" * 500, (), "not readable as YAML"),
         ("learning_rate: 1.0", ("steps=&a [*a]",), "cannot read the value"),
@@ -77,6 +82,19 @@ def test_scientific_notation_is_a_number_and_lists_fill_tuples(tmp_path):
 def test_mistakes_are_named(tmp_path, text, overrides, message):
     with pytest.raises(ConfigError, match=message):
         load(tmp_path, text, *overrides)
+
+
+def test_a_file_that_is_not_utf8_is_named_with_its_line(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_bytes("a: 1\nb: ä".encode("latin1"))
+    with pytest.raises(ConfigError, match="line 2: not UTF-8"):
+        load_recipe(path, Recipe)
+
+
+def test_keys_of_a_merged_mapping_give_way(tmp_path):
+    text = "sources: [&a {name: a, share: 2}, {share: 3, <<: *a}, {<<: *a, share: 4}]"
+    recipe = load(tmp_path, f"learning_rate: 1\n{text}")
+    assert [source.share for source in recipe.sources] == [2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,16 @@ def test_a_tool_this_machine_cannot_run_is_no_result():
         asyncio.run(Toolbox([Tool("refuse", "", TEXT, refuse)]).call("refuse", {"text": "x"}))
 
 
-@pytest.mark.parametrize("parameters", [{"type": "object", "properties": 5}, {"type": "string"}])
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "properties": 5},
+        {"type": "string"},
+        # no JSON, so that no prompt could declare it
+        {"type": "object", "required": {"text"}},
+        {"type": "object", "default": float("nan")},
+    ],
+)
 def test_a_tool_without_a_schema_of_an_object_is_refused(parameters: dict[str, object]):
     with pytest.raises(ConfigError, match="broken"):
         Tool("broken", "", parameters, repeat)

@@ -173,6 +173,13 @@ def test_recipes_name_a_judge_or_a_grader_that_exists(tmp_path: Path):
         open_kind(graded_recipe(tmp_path, grader="tiny_wrld"))
 
 
+def test_a_field_that_no_row_has_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    unlabelled = recipe(tmp_path)
+    write_rows(tmp_path / "requests.jsonl", [{"prompt": HARMFUL[0], "harmfull": True}])
+    with pytest.raises(DataError, match=r"malformed_row 1\), such as: harmful is neither"):
+        made(unlabelled, {}, monkeypatch)
+
+
 @pytest.mark.parametrize(
     ("writes", "judges", "reason"),
     [
