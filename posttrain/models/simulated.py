@@ -226,8 +226,11 @@ def _pack_and_unpack(values: torch.Tensor, quantiser: Any) -> torch.Tensor:
 
 
 class _RoundToNvfp4(torch.autograd.Function):
-    """Rounding whose gradient passes straight through, as that of ModelOpt's own quantisers does:
-    to every value up to the largest that the scale of the tensor holds, and to none above it."""
+    """Rounding to NVFP4 whose gradient passes straight through, as in ModelOpt's own quantisers.
+
+    It passes to every value up to the largest that the scale of the tensor holds, and to none above
+    it.
+    """
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, quantiser: Any) -> torch.Tensor:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +80,11 @@ class RoundedWeights:
         self._parameters = {name: model.get_parameter(name) for name in sorted(names)}
         self._copies: dict[str, torch.Tensor] = {}
         self._step: int | None = None
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of all copies."""
+        return sum(parameter.nbytes for parameter in self._parameters.values())
 
     @contextlib.contextmanager
     def rounded(self, step: int) -> Iterator[None]:
@@ -161,9 +165,9 @@ class QuantisedStudent:
     parent: Parent | None
     text: str
 
-    def round(self, model: PreTrainedModel) -> Callable[[int], AbstractContextManager[None]]:
-        """Insert quantisers into a model. Returns `RoundedWeights.rounded` of its weights."""
-        return RoundedWeights(model, self.folder).rounded
+    def round(self, model: PreTrainedModel) -> RoundedWeights:
+        """Insert quantisers into a model, and return its rounded weights."""
+        return RoundedWeights(model, self.folder)
 
 
 def open_student(simulate: str, *, student: str, out: Path) -> QuantisedStudent:

@@ -304,7 +304,7 @@ class MemoryPlan:
     """Bytes on one device.
 
     Attributes:
-        weights: Weights of the model, and of a reference model.
+        weights: Weights of the model, of a reference model, and rounded copies.
         optimizer: Moments, and float32 copies of weights that are held in half precision.
         step: Activations and gradients of a training step.
         rollouts: Cache and gathered weights while completions are sampled, or the share of a vLLM
@@ -421,6 +421,8 @@ def plan_memory(
         moments=2 if "8bit" in args.optim else 8,
         reference=0 if reference is None else model_size(reference).weight_bytes,
     )
+    # a policy that is rounded has rounded copies beside the weights that train
+    parts["weights"] += getattr(trainer, "copied_bytes", 0)
     sampling = 0
     vllm = 0
     if isinstance(rollouts, ColocatedVllm):

@@ -242,6 +242,15 @@ def test_the_share_of_a_vllm_on_the_same_device_is_left_to_it(
         assert ("vllm 5.00" in memory_line(plan, 10 * GIB)[1]) is not sleep
 
 
+def test_rounded_copies_of_the_weights_are_planned(recipe: MakeRecipe):
+    trainer: Any = SftStage(recipe()).prepare().trainer
+    batch = {name: torch.zeros(1, 8, dtype=torch.long) for name in ("input_ids", "labels")}
+    alone = plan_memory(trainer, ALONE, batch, adapter=None)
+    trainer.copied_bytes = GIB
+    rounding = plan_memory(trainer, ALONE, batch, adapter=None)
+    assert rounding.weights == alone.weights + GIB
+
+
 def test_a_step_that_cannot_fit_is_refused_with_its_parts(recipe: MakeRecipe, monkeypatch: Any):
     step = StepMemory(activations=9 * GIB, gathered=0, gradients=GIB)
     plan = MemoryPlan(weights=4 * GIB, optimizer=0, step=step)

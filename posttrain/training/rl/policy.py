@@ -176,10 +176,10 @@ class LivePolicy:
 
 @contextlib.contextmanager
 def whole_weights(trainer: GroupTrainer) -> Iterator[None]:
-    """Hold all weights on the device of every process inside the block, rounded where the policy
-    simulates a quantised one.
+    """Hold all weights on the device of every process inside the block.
 
-    No forward pass inside waits for another process. Entering the block is a collective.
+    They are rounded where the policy simulates a quantised one. No forward pass inside waits for
+    another process. Entering the block is a collective.
     """
     root: Any = trainer.model_wrapped
     if read_launch(trainer.accelerator).sharding == "zero3":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,7 +56,7 @@ from posttrain.training.rl.full_objective import FullObjective
 from posttrain.training.rl.metrics import domain_stats, domain_table, run_stats
 from posttrain.training.rl.plan import describe_loss, make_plan
 from posttrain.training.rl.step import Rollouts, accumulation
-from posttrain.training.rl.trainer import GroupTrainer
+from posttrain.training.rl.trainer import GroupTrainer, WeightRounding
 from posttrain.training.stage import Preflight, PreparedRun, TrainingStage
 
 WARMUP_STEPS = 10  # as in the reference code's RLVR recipe
@@ -188,11 +188,8 @@ class Simulation(Protocol):
     @property
     def text(self) -> str: ...
 
-    def round(
-        self, model: PreTrainedModel
-    ) -> Callable[[int], contextlib.AbstractContextManager[None]]:
-        """Prepare a model. Returns a block in which it has rounded weights, given the number of
-        optimiser steps so far."""
+    def round(self, model: PreTrainedModel) -> WeightRounding:
+        """Prepare a model to be rounded, and return its rounded weights."""
         ...
 
 
@@ -357,7 +354,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             full=self.full,
         )
         if self.simulation is not None:
-            parts["rounded"] = self.simulation.round(model)
+            parts["rounding"] = self.simulation.round(model)
         return GroupTrainer(
             **parts, train_dataset=data, recipe=recipe, rollouts=rollouts, pad_id=special.pad_id
         )

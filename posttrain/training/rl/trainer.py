@@ -8,11 +8,11 @@ global batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from peft import PeftModel
@@ -44,6 +44,23 @@ from posttrain.training.rl.step import Rollouts, RolloutStep, StepMaker
 from posttrain.training.trainer import Resumable, disable_attention_dropout, score_labels
 
 
+class WeightRounding(Protocol):
+    """Rounded copies of a policy's weights."""
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of all copies."""
+        ...
+
+    def rounded(self, step: int) -> AbstractContextManager[None]:
+        """Block in which the policy has rounded weights.
+
+        Args:
+            step: number of optimiser steps so far.
+        """
+        ...
+
+
 class GroupTrainer(Resumable, GRPOTrainer):
     """Trains on `prompts_per_step` × `num_generations` rollouts a step, in any layout."""
 
@@ -53,17 +70,16 @@ class GroupTrainer(Resumable, GRPOTrainer):
         recipe: GroupTraining,
         rollouts: Rollouts,
         pad_id: int,
-        rounded: Callable[[int], AbstractContextManager[None]] = nullcontext,
+        rounding: WeightRounding | None = None,
         **kwargs: Any,
     ) -> None:
         """Make a trainer.
 
         Args:
-            rounded: block in which the policy has rounded weights, given the optimiser steps so
-                far; by default it has its own.
+            rounding: rounded weights, which the policy samples and is scored with; None: its own.
         """
         super().__init__(*args, reward_funcs=[_unused_reward], **kwargs)
-        self._rounded = rounded
+        self._rounding = rounding
         self.recipe = recipe
         self.rollouts = rollouts
         self.pad_id = pad_id
@@ -88,7 +104,14 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
     def sampled_weights(self) -> AbstractContextManager[None]:
         """Block in which the policy has the weights that it samples and is scored with."""
-        return self._rounded(self.state.global_step)
+        if self._rounding is None:
+            return nullcontext()
+        return self._rounding.rounded(self.state.global_step)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes of the rounded copies of weights that this process holds, for the memory plan."""
+        return 0 if self._rounding is None else self._rounding.copied_bytes
 
     # ---- batches: TRL's data loader only gives the loop its length ----
 
