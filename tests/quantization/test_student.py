@@ -22,7 +22,13 @@ from posttrain.quantization.stage import quantize
 from posttrain.quantization.student import QuantisedStudent, RoundedWeights, open_student
 from posttrain.runs import read_artifact
 from tests.quantization.test_quantize import rounded, silent
-from tests.training.rl.distilling import Keeping, distil, make_recipe, write_teacher
+from tests.training.rl.distilling import (
+    Keeping,
+    distil,
+    make_recipe,
+    mean_reverse_kl,
+    write_teacher,
+)
 from tests.training.rl.policy import write_policy
 from tests.training.tiny import log_rows, write_artifact
 
@@ -80,20 +86,7 @@ def test_a_step_is_that_of_the_reverse_kl_at_the_rounded_weights(
     changed = [n for n, weight in student.named_parameters() if not torch.equal(weight, weights[n])]
     assert changed
     assert not any("layers.3" in n or "mlp" in n for n in changed)
-    total = torch.zeros((), dtype=torch.double)
-    tokens = 0
-    for group, _ in reward.kept:
-        [rollout] = group.completions
-        prompt = rollout.prompt_ids or ()
-        ids = [*prompt, *rollout.sampled()[0]]
-        positions = slice(len(prompt) - 1, len(ids) - 1)
-        logps_T_V = student(torch.tensor([ids])).logits[0, positions].double().log_softmax(-1)
-        teacher = {"a": source, "b": second}[group.prompt.source]
-        with torch.no_grad():
-            teacher_T_V = teacher(torch.tensor([ids])).logits[0, positions].double().log_softmax(-1)
-        total = total + (logps_T_V.exp() * (logps_T_V - teacher_T_V)).sum()
-        tokens += len(logps_T_V)
-    loss = total / tokens
+    loss = mean_reverse_kl(reward, student, {"a": source, "b": second})
     loss.backward()
     [row] = log_rows(out, of="loss")
     assert row["loss"] == pytest.approx(loss.item(), rel=1e-4)
@@ -189,6 +182,7 @@ def test_weights_are_rounded_inside_the_block_alone(folder: Path):
     assert all(torch.equal(before[name], after[name]) for name in before)
     changed = [name for name in before if not torch.equal(before[name], inside[name])]
     assert len(changed) == 8
+    assert weights.copied_bytes == sum(before[name].nbytes for name in changed)
     # a moved weight is rounded anew in the next step, by the scale that it has then
     [*_, name] = changed
     with torch.no_grad():

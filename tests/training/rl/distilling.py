@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,3 +102,25 @@ def distil(
         )
         out = stage.run(dry_run=dry_run)
     return out or stage.out, reward
+
+
+def mean_reverse_kl(reward: Keeping, student: Any, teacher_of: Mapping[str, Any]) -> torch.Tensor:
+    """Mean over the sampled tokens of a step of KL(student ‖ teacher), in float64, with gradient.
+
+    Args:
+        teacher_of: source of prompts → its teacher's model.
+    """
+    total = torch.zeros((), dtype=torch.double)
+    tokens = 0
+    for group, _ in reward.kept:
+        [rollout] = group.completions
+        prompt = rollout.prompt_ids or ()
+        ids = torch.tensor([[*prompt, *rollout.sampled()[0]]])
+        positions = slice(len(prompt) - 1, ids.shape[1] - 1)
+        logps_T_V = student(ids).logits[0, positions].double().log_softmax(-1)
+        with torch.no_grad():
+            teacher_logits_T_V = teacher_of[group.prompt.source](ids).logits[0, positions]
+        teacher_T_V = teacher_logits_T_V.double().log_softmax(-1)
+        total = total + (logps_T_V.exp() * (logps_T_V - teacher_T_V)).sum()
+        tokens += len(logps_T_V)
+    return total / tokens

@@ -32,6 +32,7 @@ from tests.training.methods import script
 from tests.training.rl.distilling import (
     distil,
     make_recipe,
+    mean_reverse_kl,
     prompts_of_two_domains,
     write_teacher,
 )
@@ -336,20 +337,8 @@ def test_the_full_objective_is_the_reverse_kl_by_autograd(
     models = {
         name: AutoModelForCausalLM.from_pretrained(path).eval() for name, path in teachers.items()
     }
-    total = torch.zeros((), dtype=torch.double)
-    tokens = 0
-    for group, _ in reward.kept:
-        [rollout] = group.completions
-        prompt = rollout.prompt_ids or ()
-        ids = [*prompt, *rollout.sampled()[0]]
-        positions = slice(len(prompt) - 1, len(ids) - 1)
-        teacher = models[recipe.teacher_of[group.prompt.source]]
-        logps_T_V = student(torch.tensor([ids])).logits[0, positions].double().log_softmax(-1)
-        with torch.no_grad():
-            teacher_T_V = teacher(torch.tensor([ids])).logits[0, positions].double().log_softmax(-1)
-        total = total + (logps_T_V.exp() * (logps_T_V - teacher_T_V)).sum()
-        tokens += len(logps_T_V)
-    loss = total / tokens
+    teacher_of = {source: models[name] for source, name in recipe.teacher_of.items()}
+    loss = mean_reverse_kl(reward, student, teacher_of)
     loss.backward()
     [row] = log_rows(out, of="loss")
     assert row["loss"] == pytest.approx(loss.item(), abs=1e-5)
