@@ -15,7 +15,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
-from accelerate.utils import imports as accelerate_imports
 
 from posttrain.config.load import validate
 from posttrain.config.sft import SftConfig
@@ -23,8 +22,6 @@ from tests.training.rl.policy import write_policy
 from tests.training.tiny import neither_measure_nor_draw, write_artifact
 
 torch.set_num_threads(1)
-# asked about every model that is unwrapped and prepared; each answer reads a package's metadata anew
-accelerate_imports._is_package_available = functools.cache(accelerate_imports._is_package_available)
 MakeRecipe = Callable[..., SftConfig]
 
 
