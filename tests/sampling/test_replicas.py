@@ -186,6 +186,28 @@ def test_a_replica_that_misses_an_update_is_not_asked_until_it_is_brought_up_to_
     assert returned == [url]
 
 
+def test_a_replica_returns_although_connections_are_dropped_at_the_start_of_every_step():
+    """A probe that wakes with the step was cut off by it, in every step of some length."""
+    returned: list[str] = []
+
+    async def updated():
+        async def note(replica: Replica) -> None:
+            returned.append(replica.url)
+
+        async with Stub() as first, Stub(lambda _body, _again: 400) as second:
+            client = client_of(first.url, second.url, on_return=note)
+            order = {"order": 1, "messages": [{"content": "load"}], "seed": -1}
+            await client.send("/chat/completions", order)
+            for _ in range(2000):
+                await client.drop_connections()
+                await asyncio.sleep(0)
+            await client.close()
+            return second.url
+
+    url = run(updated())
+    assert returned == [url]
+
+
 def test_a_server_that_is_back_and_may_not_be_asked_is_said_to_be_so():
     """As a server of weights that was started again in the middle of a step."""
     lines: list[str] = []

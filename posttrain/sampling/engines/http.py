@@ -93,7 +93,9 @@ class Client:
         """
         self._outage_start = time.monotonic()
         for replica in self._replicas:
-            await replica.close()
+            # those of a probe are in use: it wakes when this loop runs again, which is now
+            if replica.is_available:
+                await replica.close()
 
     async def models(self) -> list[dict[str, Any]]:
         """Descriptions of all replicas' models; [] where they have no such list."""
