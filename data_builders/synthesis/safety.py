@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from data_builders.dialects import RowProblem
 from data_builders.keyed import key64
+from data_builders.prompts.questions import metadata_text
 from data_builders.registry import BY_ENVIRONMENT, all_graders
 from data_builders.rows.inputs import Input
 from data_builders.synthesis.seeds import plain_seeds, row_inputs, row_value, text_field
@@ -43,7 +45,7 @@ from data_builders.synthesis.steps import (
 from posttrain.config.load import nearest
 from posttrain.config.synthesize import RequestRows, Safety
 from posttrain.errors import ConfigError
-from posttrain.records import Message, json_text
+from posttrain.records import Message
 from posttrain.runs import Parent
 from reward.environments import ENVIRONMENTS, find_environment
 from reward.graders.base import Attempt
@@ -238,10 +240,11 @@ def _read_request(row: Row, source: RequestRows) -> tuple[str, SafetyRequest]:
     if not isinstance(harmful, bool):
         raise Discarded("malformed_row", f"{source.harmful} is neither true nor false")
     category = "" if source.category is None else text_field(row, source.category)
-    metadata: Row = {}
-    for path in source.metadata:
-        metadata[path.rpartition(".")[2]] = row_value(row, path)
-    return text, SafetyRequest(text, harmful, category, json_text(metadata))
+    try:
+        metadata = metadata_text(row, source.metadata)
+    except RowProblem as problem:
+        raise Discarded(problem.reason, str(problem)) from None
+    return text, SafetyRequest(text, harmful, category, metadata)
 
 
 def _usable_answers(answers: Round) -> Generator[Note, Any, dict[int, Answered]]:
