@@ -137,6 +137,7 @@ def row_value(row: Row, path: str) -> Any:
 
 
 def _as_source_config(source: RowPlace) -> SourceConfig:
-    """Source with the keys that say where its rows are."""
-    keys = RowPlace.model_fields.keys()
-    return SourceConfig(**{key: getattr(source, key) for key in keys})
+    """Source with the keys that say where its rows are, and the fields that it carries along."""
+    keys = [*RowPlace.model_fields, "metadata"]
+    # a carried field that no row has is refused as that of any other source is
+    return SourceConfig(**{key: getattr(source, key) for key in keys if hasattr(source, key)})

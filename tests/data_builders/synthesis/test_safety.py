@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -127,7 +128,16 @@ def test_what_is_planted_is_what_the_classifier_rejected(
 REFUSAL = "I can't help with that."
 
 
-def graded_recipe(tmp_path: Path, *, grader: str = "tiny_world", **others: object):
+CARRIED = ("grading", "gold", "gold_state", "options", "tools_declared")
+
+
+def graded_recipe(
+    tmp_path: Path,
+    *,
+    grader: str = "tiny_world",
+    fields: Sequence[str] = CARRIED,
+    **others: object,
+):
     """Rows that carry what the tiny world's grader reads, and no judge."""
     rows: list[dict[str, object]] = []
     for text in (*HARMFUL, *HARMLESS):
@@ -137,7 +147,6 @@ def graded_recipe(tmp_path: Path, *, grader: str = "tiny_world", **others: objec
         item |= {} if harmful else {"grading": "words", "gold": "use the wand"}
         rows.append({"prompt": text, "harmful": harmful, "item": item})
     path = str(write_rows(tmp_path / "requests.jsonl", rows))
-    fields = ("grading", "gold", "gold_state", "options", "tools_declared")
     metadata = [f"item.{name}" for name in fields]
     requests = [{"name": "zaps", "path": path, "metadata": metadata}]
     make = {"kind": "safety", "grader": grader, "requests": requests}
@@ -178,6 +187,14 @@ def test_a_field_that_no_row_has_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     write_rows(tmp_path / "requests.jsonl", [{"prompt": HARMFUL[0], "harmfull": True}])
     with pytest.raises(DataError, match=r"malformed_row 1\), such as: harmful is neither"):
         made(unlabelled, {}, monkeypatch)
+
+
+def test_a_carried_field_that_no_row_has_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    misspelt = graded_recipe(tmp_path, fields=("grading", "golds"))
+    with pytest.raises(ConfigError, match=r"names 'item\.golds', .* \(did you mean 'item\.gold'"):
+        made(misspelt, {}, monkeypatch)
 
 
 @pytest.mark.parametrize(
