@@ -66,6 +66,7 @@ def sequences(
         trained = tuple(i for i in answer_indices if messages[i].trained)
         whole_conversation = SequencePlan(turn=0, first=0, stop=len(messages), trained=trained)
         return (whole_conversation,) if trained else ()
+    # a system message before the first user belongs to every sequence: all begin at message 0
     user_indices = [i for i, m in enumerate(messages) if m.role == "user"]
     plans: list[SequencePlan] = []
     for turn, first in enumerate(user_indices):
@@ -140,6 +141,7 @@ def locate_single_pass(
             raise RenderError(
                 f"{template.name}: message {first + k} does not begin with a generation prompt"
             )
+        # through the next message's first mark: the end token and the newline behind it are trained
         end = layout.starts[k + 1] if k + 1 < len(messages) else len(layout.text)
         assert end is not None  # only leading messages may lack a start
         spans[k] = (start + len(prompt), end)
@@ -161,6 +163,8 @@ def locate_prefix(
     conversation = template.text(messages, **options)
     spans: dict[int, tuple[int, int]] = {}
     for k in trained:
+        # which switch the author's prompt is written with is unknown: the longest prompt that fits
+        # leaves no prefilled `<think>` to train. A first message has no prompt
         start = 0
         for switch in THINKING_SWITCHES if k else ():
             switched = {**options, **switch}
@@ -177,6 +181,7 @@ def locate_prefix(
         end = len(conversation)
         if k + 1 < len(messages):
             through = template.text(messages[: k + 1], **options)
+            # a template that rewrites a message once others follow gives its end no fixed place
             if not conversation.startswith(through) or len(through) < start:
                 raise RenderError(
                     f"{template.name}: message {k} changes once others follow it, "
@@ -200,6 +205,7 @@ def locate_generation_tags(
         RenderError: the blocks cannot be matched to the assistant messages one to one.
     """
     layout = template.layout(messages, **options)
+    # the tags carry no numbers: only where all are there does the order say whose they are
     answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
     if len(answers) != len(layout.generation):
         raise RenderError(

@@ -132,7 +132,10 @@ def training_samples(
     """
     profile = profile_of(template)
     rows, tools = as_rows(example.messages, example.tools)
+    # before anything is rendered: a forged boundary would move the mask as well as the text
     refuse_framing(example.messages, example.tools, profile.control_tokens)
+    # templates drop the reasoning of earlier turns, so that a later prompt does not continue what
+    # an earlier turn was trained on: each turn is a sequence of its own
     plans = sequences(example.messages, every_turn=profile.every_turn, every_step=every_step)
     mode = example.reasoning_mode
     options = {"tools": tools, "enable_thinking": mode == "on"}
@@ -199,6 +202,7 @@ def _compose_turns(
         answer_start = conversation.starts[plan.first + 1]
         assert answer_start is not None, "composable: every message after the first user's has one"
         steps = cut(_locate_steps(locate, rows, plan))
+        # segments end where tokens may be cut, so only whole ones can be taken from the history
         count = bisect.bisect_right(history_ends, answer_start)
         history_end = history_ends[count - 1] if count else 0
         if history_end < answer_start:
@@ -207,6 +211,7 @@ def _compose_turns(
             if steps[0].trained:
                 steps = (joint, *steps)
             else:
+                # both are untrained, and inference tokenises a prompt in one piece
                 steps = (joint._replace(text=joint.text + steps[0].text), *steps[1:])
         earlier.append(history[:count] + steps)
     return [*earlier, history]
@@ -216,6 +221,7 @@ def _locate_steps(locate: Locate, rows: Sequence[Row], plan: SequencePlan) -> Lo
     """Locate the messages of a turn behind its user message, in a render of the turn alone."""
     first = plan.first
     trained = [k - first for k in plan.trained]
+    # tools are written before the first turn, which the history has
     alone = locate(rows[first : plan.stop], trained, tools=None, first=first)
     answer_start = alone.starts[1]
     assert answer_start is not None, "composable: every message of a turn is located"
@@ -241,6 +247,7 @@ def cut_segments(
     for span in trained_spans:
         edges.update(span)
     for start in located.starts:
+        # no tokenizer joins a special token with the text before it: a cut there changes no id
         if start is not None and template.special_at(text, start):
             edges.add(start)
     message_at = _message_finder(located, len(messages))
@@ -260,6 +267,7 @@ def _without_close(text: str, start: int, stop: int) -> tuple[tuple[int, int], .
             "a truncated trace has no </think> in its rendered text to leave untrained"
         )
     close_stop = close_start + len(CLOSE)
+    # a client that closes a trace at its budget writes the newline with the tag
     if close_start > start and text[close_start - 1] == "\n":
         close_start -= 1
     spans = ((start, close_start), (close_stop, stop))
@@ -270,7 +278,8 @@ def _message_finder(located: Located, count: int) -> Callable[[int], int]:
     """Build a function from an offset to the index of the message that it belongs to."""
     message_of_start = {start: k for k, start in enumerate(located.starts) if start is not None}
     if not message_of_start:
-        # only the trained messages were located: text behind one belongs to the next message
+        # only the trained messages were located: text behind one belongs to the next message,
+        # unless a trained one begins there
         message_of_start = {stop: k + 1 for k, (_, stop) in located.spans.items()}
         message_of_start |= {start: k for k, (start, _) in located.spans.items()}
     starts = sorted(message_of_start)
@@ -278,6 +287,7 @@ def _message_finder(located: Located, count: int) -> Callable[[int], int]:
     def message_at(offset: int) -> int:
         position = bisect.bisect_right(starts, offset)
         k = message_of_start[starts[position - 1]] if position else 0
+        # a closing text of the template, behind the last message, belongs to that message
         return min(k, count - 1)
 
     return message_at
@@ -327,4 +337,5 @@ def message_texts(message: Message) -> list[str]:
 
 def _unescaped(text: str) -> str:
     """Resolve escapes in JSON text, as a template does: a token may hide behind \\u003c."""
+    # without a backslash nothing is escaped, and most arguments need not be decoded again
     return json_text(json.loads(text)) if "\\" in text else text

@@ -36,6 +36,7 @@ def check_sandbox() -> str:
         ConfigError: something is missing; says what to install or to allow.
     """
     box = Box(_PROBE)
+    # how the supervisor finds the processes whose memory and time it bounds
     if not Path("/proc/self/task", str(threading.get_native_id()), "children").exists():
         raise ConfigError("the sandbox needs /proc/…/children (CONFIG_PROC_CHILDREN in the kernel)")
     stop = os.eventfd(0)
@@ -112,6 +113,7 @@ class Sandbox:
         Raises:
             OSError: it cannot be written; says why.
         """
+        # by programs in the sandbox: a link that the model made there may point at our files
         script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
         result = await self.run(["sh", "-c", script, "sh", path], stdin=data)
         _raise_if_failed(result, path)
@@ -150,6 +152,7 @@ async def open_sandbox(limits: Limits | None = None) -> AsyncGenerator[Sandbox]:
     def started(first: int) -> None:
         loop.call_soon_threadsafe(first_process.set_result, first)
 
+    # mounts live as long as their namespace, and that as long as a process in it
     holder_run = asyncio.ensure_future(_supervise_in_thread(launch_run(box, None), None, started))
     try:
         await asyncio.wait([holder_run, first_process], return_when=asyncio.FIRST_COMPLETED)
@@ -180,11 +183,14 @@ async def _supervise_in_thread(
         except BaseException as error:  # noqa: BLE001 - it is raised where it is awaited
             loop.call_soon_threadsafe(done.set_exception, error)
 
+    # a daemon: an interpreter that ends must not wait for a program's time limit
     threading.Thread(target=target, name="sandbox", daemon=True).start()
     try:
+        # shielded: the thread sets it whether somebody still waits or not
         return await asyncio.shield(done)
     except asyncio.CancelledError:
         os.eventfd_write(stop, 1)
+        # a second cancellation must not leave the tree running
         while not done.done():
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.wait([done])

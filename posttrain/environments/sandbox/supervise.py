@@ -84,6 +84,7 @@ class _Tree:
         if self.first is not None or first is None:
             return
         self.first = first
+        # a descriptor, since the number may soon be another process's
         with contextlib.suppress(ProcessLookupError):  # it has ended already
             self.pidfd = os.pidfd_open(first)
         if self.killed:
@@ -133,6 +134,7 @@ def supervise(
         pass_fds=launch.keep,
         process_group=guarded_group(),  # not ours: Ctrl-C is for us, and we then kill it
     )
+    # else our own ends would keep its pipes open after it has ended
     launch.copies.close()
     supervisor = _Supervisor(process, limits, started)
     try:
@@ -201,6 +203,7 @@ class _Supervisor:
     def end(self) -> None:
         """Kill what is left, and wait until it is gone."""
         self.tree.kill()
+        # without a first process there is no namespace yet, and nothing but the launcher to end
         if self.tree.pidfd is None:
             self.process.kill()
         self.process.communicate()  # closes its pipes and reaps it
@@ -228,6 +231,7 @@ class _Supervisor:
         output = self.outputs[descriptor]
         room = self.output_bound - len(output)
         output.extend(data[:room])
+        # more than fits, not as much: output that ends at the bound is whole
         if len(data) > room:
             self.tree.kill("output")
         return bool(data)
@@ -242,6 +246,7 @@ class _Supervisor:
         return False
 
     def _announce_start(self) -> None:
+        # its first output says that the mounts are done: others may enter
         if self.started is not None and self.tree.first is not None and self.stdout:
             self.started(self.tree.first)
             self.started = None
@@ -302,6 +307,7 @@ def _memory_kb(pid: int) -> int:
     kilobytes = 0
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text("utf-8", "replace").splitlines():
+            # pages of files can be dropped at any time, those of the scratch directory cannot
             if line.startswith(("RssAnon:", "RssShmem:")):
                 kilobytes += int(line.split()[1])
     return kilobytes
@@ -370,6 +376,7 @@ def excess(root: int, limits: Limits) -> Limit | None:
         return "memory"
     if max(map(_cpu_seconds, processes)) > limits.cpu_seconds + _CPU_GRACE:
         return "cpu"
+    # empty files take no room: without a bound they would fill the kernel's memory
     files = 0
     for folder in (SCRATCH, "/dev/shm"):  # noqa: S108 - the sandbox's own, all that it can write to
         with contextlib.suppress(OSError):

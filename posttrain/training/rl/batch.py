@@ -114,6 +114,7 @@ def with_advantages(
         ]
         completion_rewards.append(values)
     relative = leave_one_out_advantages(completion_rewards)
+    # behind the division by the deviation, which is what makes an advantage large
     if loss.advantage_clip is not None:
         relative = np.clip(relative, -loss.advantage_clip, loss.advantage_clip)
     scored: list[ScoredGroup] = []
@@ -172,7 +173,9 @@ def row_of(scored: ScoredGroup, index: int) -> TrainedRow:
     for step in completion.steps:
         assert step.logps is not None, "rollouts request log-probabilities"
         logps += step.logps
+        # no ratio is taken of tool results; the columns have to stay those of the ids
         logps += [0.0] * len(step.results_ids)
+    # an unscored rollout becomes a row only to fill an empty micro-batch, with nothing in the loss
     advantage = scored.advantages[index] or 0.0
     if isinstance(advantage, tuple):
         values = iter(advantage)
@@ -209,6 +212,7 @@ def micro_batches(
         start = end
     if smaller_size:
         return batches
+    # with no row at all this process would leave the others waiting for its gradients
     sampled: list[TrainedRow] = []
     for group in scored:
         for index, completion in enumerate(group.group.completions):

@@ -184,6 +184,7 @@ class StepMaker:
             scored += round_groups
             stats += round_stats
             drawn_prompts += round_prompts
+            # over all rounds so far: else refills would thin out a judge that is down
             self._check_failures(stats)
             dropped = {group["position"] for group in round_stats if group["dropped"]}
             if not dropped or attempt + 1 == self.rounds:
@@ -207,6 +208,7 @@ class StepMaker:
             tokens.append(sum_over_rollouts(update_stats, "trained"))
         metrics = batch_metrics(stats)
         limit = self.recipe.sampling.completion_limit(number + 1)
+        # where the limit grows over the run, lengths mean nothing without it
         if limit is not None:
             metrics["max_completion"] = limit
         metrics |= self._record(number, drawn_prompts, stats)
@@ -285,6 +287,7 @@ class StepMaker:
             return SampledGroups(groups, rewards)
 
         if self.engine.beside:
+            # the engine takes its weights here, before the current step changes the trainer's
             with self.engine.current(number):
                 self.ahead.begin(number, sample())
         else:
@@ -356,6 +359,7 @@ class StepMaker:
         outcomes: list[DrawnGroup] = []
         for prompt, group in zip(drawn, stats, strict=True):
             assert prompt.draw is not None, "a curriculum draws every prompt of the run"
+            # unscored rollouts say nothing of the prompt's difficulty
             passes = [value for value in group["parts"]["pass"] if value is not None]
             outcome = DrawnGroup(
                 position=prompt.position,
@@ -387,6 +391,8 @@ class StepMaker:
             longest: limit of a completion in tokens, for timing; training takes the recipe's.
         """
         sampling = self.recipe.sampling
+        # the sampler's log-probabilities: importance ratios correct what the trainer computes
+        # otherwise, from other kernels, another precision or older weights
         parameters = Parameters(sampling.temperature, max_tokens=sampling.max_tokens, logps=True)
         tasks: list[Task] = []
         for prompt in drawn:
@@ -432,6 +438,7 @@ def begin_early(
     """
     ended: dict[int, dict[int, Completion]] = defaultdict(dict)
 
+    # rollouts end in any order
     def begin(position: int, completion: Completion) -> None:
         group, index = divmod(position, group_size)
         if isinstance(reward, EarlyReward):
