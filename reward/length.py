@@ -97,9 +97,11 @@ def length_adjustments(
 
     scored_rewards = {i: reward for i, reward in enumerate(base) if reward is not None}
     scored = list(scored_rewards)
+    # an answer that is missing or cut off is no short one, and would win the bonus
     answered = [i for i in scored if answer_lengths[i] > 0 and not cut_off[i]]
     reasoned = [i for i in scored if reasoning_lengths[i] > 0]
     passing: set[int] = set()
+    # a lone response would be its own percentile, and win both bonuses
     if len(scored) > 1:
         threshold = float(np.percentile([*scored_rewards.values()], quality_percentile))
         passing = {i for i, reward in scored_rewards.items() if reward >= threshold}

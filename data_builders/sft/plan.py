@@ -229,6 +229,7 @@ def hold_out(
     held_out: list[Int] = []
     for settings, source, mask in zip(recipe.sources, sources, usable, strict=True):
         records = source.records("id64", "row64")
+        # by the conversation's own id: other rows or sources change nothing about who is held out
         ranks = shuffled_keys(records["id64"], salt)
         threshold = _largest_rank(ranks[mask], settings.held_out or recipe.held_out)
         chosen = mask & ~is_among(records["id64"], ids)
@@ -260,6 +261,7 @@ def _largest_rank(ranks: Keys, config: HeldOutConfig) -> int:
     """Largest rank that is held out; -1 for none."""
     if config.rate is not None:
         return int(config.rate * 2.0**64) - 1
+    # conversations, each once, however many of the source's rows hold it
     smallest = np.unique(ranks)[: config.rows]
     return int(smallest[-1]) if len(smallest) else -1
 
@@ -272,6 +274,7 @@ def _first_numbers(
     first = 0
     for source, plan in zip(sources, mixture, strict=True):
         size = int(source.sequence_starts()[-1])
+        # held-out sequences have numbers too, in a source that training does not take
         epochs = max(plan.epochs + (plan.extra is not None), 1)
         passes.append([first + epoch * size for epoch in range(epochs)])
         first += size * epochs
@@ -294,6 +297,7 @@ def _plan_training(
         times = np.zeros(len(mask), np.int64)
         times[mask] = plan.times()
         salts = [key64(recipe.seed, "order", plan.name, epoch) for epoch in range(len(firsts))]
+        # part by part, since the sequences of a whole source need not fit into memory
         for part in source.parts():
             part_times = times[part.first : part.first + len(part.records)]
             for epoch, (first, salt) in enumerate(zip(firsts, salts, strict=True)):
@@ -346,6 +350,7 @@ def _plan_records(part: PreparedPart, chosen: Int, first: int, salt: int) -> tup
     number_in_part = np.repeat(records["first"].astype(np.int64), counts) + number_in_record
     rows = part.sequences[number_in_part]
     table = np.empty(len(rows), PLANNED)
+    # twice: keys of neighbouring turns differ by one, and must not lie beside each other
     record_keys = shuffled_keys(np.repeat(records["row64"], counts), salt)
     table["key"] = shuffled_keys(record_keys + number_in_record.astype(np.uint64), salt)
     table["length"] = rows["length"]
