@@ -223,7 +223,7 @@ def prompts_to_profile(
             clean_prompts,
             lengths,
             template=renderer.template,
-            new=recipe.sampling.max_tokens,
+            max_tokens=recipe.sampling.max_tokens,
             room=min(context_length, max_length),
         )
     return PromptsToProfile(

@@ -19,7 +19,7 @@ NO_LIMIT = 1 << 60
 
 
 def positions(config: Any) -> int:
-    """Length of the longest sequence that a model has positions for, by its transformers config."""
+    """Length of the longest sequence that a config has positions for; NO_LIMIT if it names none."""
     text_config = config.get_text_config()
     return int(getattr(text_config, "max_position_embeddings", None) or NO_LIMIT)
 
@@ -40,14 +40,14 @@ def positions_of(checkpoint: str) -> int:
 
 
 def room_text(positions: int) -> str:
-    """Behind a length: what of, or the unit of a model without such a limit."""
+    """Words that follow a length: "of 4,096 positions", or "tokens" without a limit."""
     return f"of {positions:,} positions" if positions < NO_LIMIT else "tokens"
 
 
 def prompt_lengths(
     prompts: Sequence[Prompt], template: ChatTemplate, encoder: Encoder
 ) -> list[int]:
-    """Number of tokens of every prompt as the policy reads it.
+    """Number of tokens of every rendered prompt; refuses repeated ids and what cannot be rendered.
 
     Raises:
         DataError: a prompt that the template refuses, or whose id another prompt has; with its id.
@@ -70,32 +70,33 @@ def check_room(
     lengths: Sequence[int],
     *,
     template: ChatTemplate,
-    new: int,
+    max_tokens: int,
     room: int,
 ) -> str:
-    """Refuse prompts behind which a completion would not fit. Returns a line about the prompts.
+    """Raise ConfigError if a completion may not fit behind a prompt. Returns a line for the plan.
 
     Args:
         lengths: number of tokens of each prompt.
         template: template that renders the prompts.
-        new: greatest number of tokens of a completion.
+        max_tokens: greatest number of tokens of a completion.
         room: positions of the model.
 
     Raises:
         ConfigError: too long a prompt; with the id of the longest.
     """
     longest = max(range(len(lengths)), key=lengths.__getitem__)
-    if lengths[longest] + new > room:
+    if lengths[longest] + max_tokens > room:
         raise ConfigError(
             f"prompt {prompts[longest].id!r} has {lengths[longest]:,} tokens; with "
-            f"sampling.max_tokens {new} that is more than the model's {room:,} positions: leave "
-            f"such prompts out, or set max_tokens to at most {max(room - lengths[longest], 0)}"
+            f"sampling.max_tokens {max_tokens} that is more than the model's {room:,} positions: "
+            "leave such prompts out, or set max_tokens to at most "
+            f"{max(room - lengths[longest], 0)}"
         )
     reasoning = ""
     if writes_reasoning(template):
         thinking = sum(prompt.thinking for prompt in prompts) / len(prompts)
         reasoning = f"{thinking:.0%} with reasoning; "
     return (
-        f"{len(prompts):,}: {reasoning}longest {lengths[longest]:,} tokens + {new:,} new "
+        f"{len(prompts):,}: {reasoning}longest {lengths[longest]:,} tokens + {max_tokens:,} new "
         f"{room_text(room)}"
     )

@@ -30,6 +30,6 @@ def test_a_misspelt_name_names_the_nearest_and_the_key():
 def test_plans_speak_of_reasoning_where_the_template_knows_it():
     for choice, speaks in (("hermes", False), ("nemotron_3_nano", True)):
         template = chat_template_of(byte_tokenizer(), choice=choice)
-        line = check_room([PROMPT], [8], template=template, new=4, room=64)
+        line = check_room([PROMPT], [8], template=template, max_tokens=4, room=64)
         assert ("with reasoning" in line) is speaks
         assert "longest 8 tokens + 4 new of 64 positions" in line

@@ -380,7 +380,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             self.prompts,
             self._lengths,
             template=self._rendering[0],
-            new=max_tokens,
+            max_tokens=max_tokens,
             room=positions(trainer.model.config),
         )
         if isinstance(recipe.rollouts, Server):
