@@ -164,7 +164,7 @@ def _read_shard(shard: Path) -> pa.Table:
 
 
 def _problems(table: pa.Table) -> Iterator[tuple[int, str]]:
-    """Yield row and problem of each pair that cannot be trained on."""
+    """Yield (row, problem) for every check that a pair fails, one check after the other."""
     # (column that is true where a pair passes, problem of the others)
     checks: list[tuple[Any, str]] = [
         (pc.is_in(table["category"], pa.array(CATEGORIES)), f"category is none of {CATEGORIES}"),
@@ -241,7 +241,7 @@ def check_pairs(pairs: Pairs, *, embeddings: int, positions: int) -> str:
 
 
 def choose_layout(requested: str, model: PreTrainedModel, *, longest: int) -> str:
-    """Resolve `auto`, and refuse a layout in which this model's tokens would see too much.
+    """Resolve `auto` by model and longest pair; refuse what lets this model's tokens see too much.
 
     Args:
         longest: tokens of the longest pair, its prompt counted once.
@@ -374,9 +374,9 @@ def _pair_mask(number: torch.Tensor, segment: torch.Tensor) -> torch.Tensor:
 
 
 def shorter_pairs(pairs: Sequence[dict[str, Any]], tokens: int) -> list[dict[str, Any]]:
-    """Cut the prompts and completions of pairs in proportion, to about `tokens` tokens in all.
+    """Cut pairs in proportion, to about `tokens` tokens in all with each prompt counted twice.
 
-    The prompt counts in both sequences; every list keeps at least one token.
+    Every list keeps at least one token.
     """
     total = 0
     for pair in pairs:
@@ -392,7 +392,9 @@ def shorter_pairs(pairs: Sequence[dict[str, Any]], tokens: int) -> list[dict[str
 def probe_layout(
     score: Score, pairs: Pairs, layout: str, *, pad_id: int, dtype: str
 ) -> tuple[float, dict[SftForm, float]]:
-    """Score a few pairs of all lengths in the batch layout, and each of their completions alone.
+    """Refuse a layout that scores completions unlike alone. Returns the difference and SFT terms.
+
+    A few pairs of all lengths are scored, in the batch layout and each completion alone.
 
     Returns:
         The largest difference between both in nats per token, and the SFT term in either form.

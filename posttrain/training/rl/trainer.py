@@ -73,7 +73,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         rounding: WeightRounding | None = None,
         **kwargs: Any,
     ) -> None:
-        """Make a trainer.
+        """Prepare the policy and its engine; refuse router biases that an adapter would not save.
 
         Args:
             rounding: rounded weights, which the policy samples and is scored with; None: its own.
@@ -127,7 +127,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Micro-batches of the next update; the first update of a step rolls the step out."""
+        """Micro-batches of the next update and None for TRL's count; a first update rolls out."""
         number, update = divmod(self.state.global_step, self.recipe.loss.num_iterations)
         if update == 0:
             step = self.steps.make(number)
@@ -202,7 +202,10 @@ class GroupTrainer(Resumable, GRPOTrainer):
                 return score_labels(self.model, inputs, "log_probs")[0]
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *_: Any, **__: Any) -> torch.Tensor:
-        """Share of a micro-batch in the loss of its update; the terms are those of `rl/loss.py`."""
+        """Share of a micro-batch in its update's loss. Refuses non-finite log-probabilities.
+
+        The terms are those of `rl/loss.py`.
+        """
         assert self._current is not None
         config = self.recipe.loss
         reverse_kl: torch.Tensor | None = None
@@ -256,7 +259,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         return loss
 
     def _write_rollouts(self) -> None:
-        """Write the rollouts of the step whose last update has just been made."""
+        """Write the rollouts of the step that has just ended. All processes must call it."""
         assert self._current is not None
         step = self._current
         # the step is named after its first update, from 1; `global_step` still lacks the last one
@@ -275,10 +278,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
     # ---- log ----
 
     def step_figures(self) -> dict[str, float]:
-        """Figures of an update's tokens, and after the last update of a step also of its rollouts.
-
-        Every process must call it.
-        """
+        """Drain an update's figures, at a step's end its rollouts' too. All processes call it."""
         assert self._current is not None
         figures = self._sums.drain(self.accelerator) | self._violation
         if self.state.global_step % self.recipe.loss.num_iterations == 0:
@@ -306,8 +306,8 @@ class GroupTrainer(Resumable, GRPOTrainer):
         self.clock.write(main=main)
         lines: list[str] = []
         if len(self.step_rows()) == 1:
-            half = self.args.bf16 or self.args.fp16 or self.recipe.model.dtype == "bfloat16"
-            precision = "bfloat16" if half else "float32"
+            is_half = self.args.bf16 or self.args.fp16 or self.recipe.model.dtype == "bfloat16"
+            precision = "bfloat16" if is_half else "float32"
             lines += compared_engines(logs, self.recipe.rollouts.engine, precision=precision)
         if is_equal_to_teachers(logs):
             lines.append(

@@ -72,6 +72,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         keep_model: Callable[[PackedSFTTrainer, int], None] | None = None,
         **kwargs: Any,
     ) -> None:
+        """Prepare the model; refuse a balance term under reentrant gradient checkpointing."""
         super().__init__(*args, **kwargs)
         reentrant = (self.args.gradient_checkpointing_kwargs or {}).get("use_reentrant")
         if balance_coefficient and self.args.gradient_checkpointing and reentrant:
@@ -146,7 +147,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         return batches, items
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Prepare inputs as the parent does, without a mask of padding where sequences are split.
+        """Prepare inputs as the parent does; where processes share sequences, mask no padding.
 
         Padding stands behind its sequence, where causal attention leaves it out. With a mask of
         padding the model would build one of all pairs of positions, which is dropped then.
@@ -255,6 +256,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
     # ---- checkpoints ----
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Keep the model of an epoch that ends here, then do as the parent does."""
         # kept models are written first, so that a resume checkpoint implies that they exist
         epoch = self._epoch_to_keep()
         if self.keep_model is not None and epoch is not None:
