@@ -87,9 +87,9 @@ class Client:
             await replica.close()
 
     async def drop_connections(self) -> None:
-        """Close the connections, which servers drop when they idle; replicas that are out stay out.
+        """Close the connections of available replicas, and count an outage from now on.
 
-        An outage that lasted while no request was sent counts from now on.
+        Servers drop connections that idle, and the time without requests is no part of an outage.
         """
         self._outage_start = time.monotonic()
         for replica in self._replicas:
@@ -156,10 +156,10 @@ class Client:
         wait: bool = True,
         to: Replica | None = None,
     ) -> None:
-        """Post a body to every available replica, and ignore the texts of the answers.
+        """Post to all available replicas; take out those that fail or, without `wait`, raise.
 
-        A replica that does not take it while another does gets no more requests until `on_return`
-        has brought it up to date.
+        The texts of the answers are ignored. A replica that does not take it while another does
+        gets no more requests until `on_return` has brought it up to date.
 
         Args:
             wait: True to wait where all replicas refuse connections; False: nothing is waited for,
@@ -295,7 +295,7 @@ class Client:
         self._tell(f"{replica.url} answers again after {time.monotonic() - start:.0f} s")
 
     async def _wait_for_replica(self) -> None:
-        """Wait until a replica is available. Raises ServerDown after the recipe's `wait`."""
+        """Wait until a replica is available; ServerDown once the outage is longer than `wait`."""
         limit = self._server.wait
         remaining = limit - (time.monotonic() - self._outage_start)
         try:
@@ -305,10 +305,11 @@ class Client:
             raise ServerDown(f"{outage} for {limit:g} s (backend.wait)") from None
 
     async def _pause(self, failure: TryAgain, *, attempt: int, key: int) -> None:
-        """Sleep before the next attempt; attempts count from 0.
+        """Sleep before the next attempt, or raise RequestFailed if there is none.
 
-        Raises:
-            RequestFailed: the failed attempt was the last.
+        Args:
+            attempt: number of the attempt that failed, from 0.
+            key: seed of the jitter.
         """
         attempts = self._server.retries + 1
         if attempt == attempts - 1:
