@@ -20,7 +20,7 @@ from posttrain.config.generation import TokenChoice, generation_choice
 from posttrain.conversation.terminal import Terminal
 from posttrain.environments.base import Toolbox
 from posttrain.errors import ConfigError
-from posttrain.records import Message, json_text
+from posttrain.records import Message
 from posttrain.rollouts import Completion, Prompt, RolloutLimits
 from posttrain.sampling.engines.chat import Kind, StreamingChatSampler
 from posttrain.sampling.engines.http import Client
@@ -50,7 +50,7 @@ class ConfirmedTools:
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Run a call if the person allows it; a refusal is the result that the model reads."""
-        allowed = self.terminal.ask(name, json_text(arguments))
+        allowed = self.terminal.ask(name)
         text = await self.tools.call(name, arguments) if allowed else REFUSED
         self.terminal.note(f"← {text}")
         return text

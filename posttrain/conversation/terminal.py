@@ -74,6 +74,7 @@ class TagSplitter:
         self._pending = ""
 
     def _emit_text(self, text: str) -> None:
+        """Emit text of the current kind, without line ends where that kind begins."""
         # templates put line ends behind tags; they are layout
         text = text.lstrip("\n") if self._at_start else text
         if text:
@@ -186,8 +187,8 @@ class Terminal:
         self._write(prompt + line.rstrip("\n") + "\n", style="")
         return line.rstrip("\n")
 
-    def ask(self, name: str, arguments: str) -> bool:
-        """Ask the person whether a call may run; `a` allows this one and all that follow."""
+    def ask(self, name: str) -> bool:
+        """Ask whether a tool may be called; `a` allows this call and all that follow."""
         if self.always:
             return True
         with _interruptible():
