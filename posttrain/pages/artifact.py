@@ -67,9 +67,9 @@ def samples_to_read(
         return ui.Section(title)
     if len(rows) < total:
         note += f" {len(rows):,} of {total:,}, evenly spread; all are in {all_rows or examples}."
-    most = ui.room(len(rows), texts)
+    max_characters = ui.room(len(rows), texts)
     blocks: list[ui.Block] = [note.strip()] if note else []
-    blocks.append(ui.Samples([sample(row, most) for row in rows]))
+    blocks.append(ui.Samples([sample(row, max_characters) for row in rows]))
     return ui.Section(title, blocks)
 
 
@@ -108,7 +108,7 @@ def ancestry(nodes: Sequence[Node], page: Path | None = None) -> ui.Table:
 
 
 def parent_links(nodes: Sequence[Node], page: Path) -> ui.Words:
-    """Line that names an artifact's parents, as links to their reports; empty without parents."""
+    """Line of links to the parents of `nodes[0]`, which `nodes` hold too; empty without parents."""
     node_of_digest = {node.digest: node for node in reversed(nodes)}
     words: list[str | ui.Styled | ui.Link] = []
     for parent in nodes[0].artifact.parents:
@@ -118,9 +118,9 @@ def parent_links(nodes: Sequence[Node], page: Path) -> ui.Words:
 
 
 def kept_tile(node: Node, name: str) -> ui.Tile:
-    """Tile of the rows that went into a stage and those that it kept, with the drop reasons."""
+    """Tile of the rows that a stage read and kept, with its two most frequent drop reasons."""
     counts = node.artifact.counts
-    most_frequent = sorted(counts.dropped.items(), key=lambda item: -item[1])[:2]
+    most_frequent = sorted(counts.dropped.items(), key=lambda reason_count: -reason_count[1])[:2]
     dropped = ui.counted(dict(most_frequent))
     share = ui.ratio(counts.kept, counts.rows_in)
     remark = f"{share} kept" if share else ""

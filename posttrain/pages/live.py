@@ -28,7 +28,7 @@ def is_unfinished(artifact: Path) -> bool:
 
 
 def is_running(artifact: Path) -> bool:
-    """True if a process of this machine holds the directory's lock."""
+    """True if a process of this machine holds the directory's lock; makes a missing directory."""
     try:
         with locked(artifact):
             return False
@@ -55,11 +55,11 @@ def log_so_far(artifact: Path) -> list[dict[str, Any]]:
 
 
 def write_live(artifact: Path, activity: str, *, next_in: int | None = None) -> None:
-    """Write the page of a run that goes on.
+    """Write the page of a run that goes on, which promises the next within `next_in` seconds.
 
     Args:
         activity: what the run is doing, in words.
-        next_in: seconds until the page is rewritten at the latest; None: not known yet.
+        next_in: None: not known yet.
     """
     written = int(time.time())
     text = f"{activity}. Written {_moment(written)}"

@@ -76,6 +76,7 @@ def origins_of(
     licenses: dict[str, set[str]] = {}
 
     def declare(origin: str, *declared_licenses: str | None) -> None:
+        """Add an origin to its licenses; None, or no license at all, counts as unknown."""
         for license in declared_licenses or (UNKNOWN,):
             licenses.setdefault(license or UNKNOWN, set()).add(origin)
 
@@ -170,9 +171,9 @@ def _texts(field: Any) -> list[str]:
 
 
 def license_fields(licenses: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Fields of a card's head: `license`, and `license_name` where the hub has no identifier.
+    """License fields of a card: an identifier of the hub, a name, "several", or `unknown`.
 
-    Without licenses the license is `unknown`, with more than one its name is "several".
+    `unknown` if any license is, or there is none.
     """
     names = {name.lower() for name in licenses}
     if not names or UNKNOWN in names:
@@ -335,7 +336,7 @@ def tool_parser(template: ChatTemplate) -> str | None:
 
 
 def stop_tokens(folder: Path) -> list[str]:
-    """Texts of the tokens at which the checkpoint's generation config stops."""
+    """Texts of the tokens that end generation, or their ids where they are no added tokens."""
     configured = _json(folder / "generation_config.json").get("eos_token_id")
     if configured is None:
         return []
