@@ -52,7 +52,7 @@ class PlainGrader:
         return [self.refusal(prompt) for prompt in prompts]
 
     def grade(self, attempts: Sequence[Attempt]) -> list[Score]:
-        """Score of each attempt, in order."""
+        """Score of each attempt, in order; `score` is asked only where there is text to read."""
         return [before_reading(attempt) or self.score(attempt) for attempt in attempts]
 
 
@@ -115,7 +115,7 @@ def lacks_format(prompt: Prompt, answer: str) -> bool:
 
 
 def no_answer_score(attempt: Attempt) -> Score:
-    """The score of a completion in which no answer is found.
+    """The score of text without an answer: 0 if empty or if a format was requested, else unscored.
 
     It is wrong if it is empty or lacks the format that its prompt requests. Without a requested
     format it is unscored, which an evaluation counts as wrong.

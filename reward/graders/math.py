@@ -49,7 +49,7 @@ class Math:
 
         Reasons: no gold, an unreadable one, one that is not accepted as its own answer.
         """
-        comparisons = [self._compare_gold_with_itself(prompt) for prompt in prompts]
+        comparisons = [self._gold_with_itself(prompt) for prompt in prompts]
         needed: list[Comparison] = []
         for comparison in comparisons:
             if not isinstance(comparison, str):
@@ -119,7 +119,7 @@ class Math:
         results.update(zip(formulas, formula_results, strict=True))
         return results
 
-    def _compare_gold_with_itself(self, prompt: Prompt) -> Comparison | str:
+    def _gold_with_itself(self, prompt: Prompt) -> Comparison | str:
         """The comparison of the prompt's gold with itself, or why the prompt cannot be used."""
         if prompt.gold is None or not gold_text(prompt.gold):
             return "no_gold"
@@ -181,7 +181,7 @@ def _values_of_side(side: str) -> list[Number]:
 
 
 def _agrees_with_gold(value: Number, gold: Number, tolerance: float | None) -> bool:
-    """Tell whether a side of an equation is the gold, or one of them is the other one rounded.
+    """Tell whether a side may state the gold: equal, in another unit, or not whole and within 1 %.
 
     "1/3 = 0.333" and "2 h = 120 min" state one answer, "121 = 120" states two.
     """
@@ -202,10 +202,7 @@ def _words_alone(text: str) -> str:
 
 
 def tolerance_of(prompt: Prompt) -> float | None:
-    """`tolerance` of a prompt's metadata, a share of the gold number; None without one.
-
-    Raises ValueError: it is no number in (0, 1).
-    """
+    """`tolerance` of a prompt, a share of its gold or None; ValueError if it is not in (0, 1)."""
     value = metadata_of(prompt).get("tolerance")
     if value is None:
         return None
@@ -215,7 +212,7 @@ def tolerance_of(prompt: Prompt) -> float | None:
 
 
 def _with_other_answer(comparison: Comparison) -> Comparison:
-    """The comparison of the same gold with some number."""
+    """The comparison of the same gold with 1.5, whatever the gold is."""
     gold, _, tolerance = comparison
     return gold, "1.5", tolerance
 
@@ -230,6 +227,7 @@ def _refusal_reason(gold: str, with_itself: JobResult, with_other: JobResult) ->
 
 
 def _score_comparison(comparison: Comparison, result: JobResult, prose: str) -> Score:
+    """Score by a comparison; unscored if it failed, or if only the prose states the gold."""
     gold, answer, tolerance = comparison
     if result.problem is not None:
         return unscored(answer, result.problem, result.failure)

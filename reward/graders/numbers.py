@@ -92,13 +92,14 @@ def read_number(text: str) -> Number | None:
 
 
 def _written_form(match: re.Match[str]) -> Literal["integer", "decimal", "fraction"]:
+    """Form of a match of `NUMBER`: a decimal has a point or an exponent behind `e`."""
     if match["plain"] is None:
         return "fraction"
     return "decimal" if match["e"] or "." in match["plain"] else "integer"
 
 
 def _read_power(match: re.Match[str]) -> Number | None:
-    """Read the number of a match of `_POWER`; None where it is too long to be written out."""
+    """Read a match of `_POWER`; None for an unreadable part, or an undefined or very long value."""
     base = read_number(match["plain"] or match["enclosed"])
     unit = read_unit(match["rest"])
     if base is None or base.unit or base.percent or base.base or unit is None:
@@ -137,11 +138,11 @@ def _decimal(text: str) -> Fraction:
 
 
 def same_number(gold: Number, answer: Number, tolerance: float | None = None) -> bool:
-    """Tell whether the answer is the gold: exactly, or within a share `tolerance` of its size.
+    """Tell whether an answer is the gold but for `tolerance` and a missing unit or percent sign.
 
-    A percent sign may be missing or, for a gold of at least 1, added ("what percentage?" 40 → 40
-    %; none of GSM8K's answers to "what percentage?" has a sign). A fraction may be given as a
-    decimal of 15 digits.
+    `tolerance` is a share of the gold. Another unit or base makes another number. A percent sign
+    may also be added to a gold of at least 1 ("what percentage?" 40 → 40 %; none of GSM8K's answers
+    to "what percentage?" has a sign). A fraction may be given as a decimal of 15 digits.
     """
     if gold.unit and answer.unit and gold.unit != answer.unit:
         return False
