@@ -96,7 +96,7 @@ class _Words:
         return [self.data[start:end].rstrip() for start, end in zip(starts, ends, strict=True)]
 
     def language(self, first: int, last: int) -> Flags:
-        """Flags of the words of a language: two letters or more, or an ideograph."""
+        """Flags of words of a language: an ideograph, or letters of 3 to 15 bytes with blanks."""
         kinds = self.kinds[first:last]
         starts = self.starts[first:last]
         lengths = self.ends[first:last] - starts
@@ -127,6 +127,7 @@ def find_repetition(text: str, limits: RepetitionFilter) -> Match | None:
 
 
 def _decode(data: bytes) -> str:
+    """Text of UTF-8 bytes, in which lone surrogates may stand."""
     return data.decode("utf-8", "surrogatepass")
 
 
@@ -238,10 +239,10 @@ def _find_loops(words: _Words, limits: RepetitionFilter) -> Iterator[_Loop]:
 
 
 def _lags(keys: Keys, n: int) -> tuple[Positions, Positions]:
-    """Distance in words to the last, and to the last but one, occurrence of each word's n-gram.
+    """Words back to the last two places of the n words before each word; 0 if another followed.
 
-    The n-gram is the n words before it. The distance is 0 where the n-gram did not occur so often,
-    or another word followed it the last time.
+    It is also 0 where the n words did not occur so often. Only the word that followed at the last
+    place is compared.
     """
     last, second = np.zeros((2, len(keys)), np.int64)
     hashes = runs(keys[:-1], n)

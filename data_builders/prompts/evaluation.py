@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
-    """Open the tasks whose prompts are rows; None if all tasks are those of inspect.
+    """Open the tasks whose prompts are rows, None without any; ConfigError for all that is missing.
 
     Raises:
         ConfigError: all that any task lacks on this machine, and how to get it; also the errors of

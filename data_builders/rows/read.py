@@ -80,6 +80,7 @@ class RowCounts:
             self._count_unread(name, rows, example)
 
     def _count_unread(self, name: str, rows: int, example: str) -> None:
+        """Add rows to the count of a name; names beyond `_MAX_UNREAD` share one count."""
         if name not in self.unread and len(self.unread) >= _MAX_UNREAD:
             name = _MORE_UNREAD  # rows may have arbitrary keys: the table stays bounded
         count, first_example = self.unread.get(name, (0, example))
@@ -124,7 +125,9 @@ def read_each(
     read: Callable[[RawRow], T | Drop],
     counts: RowCounts,
 ) -> Iterator[T | Drop]:
-    """Apply `read` to each row, in order; count the rows and the drops, but not the kept rows.
+    """Apply `read` to each row, counting rows and drops; a strict source's malformed row raises.
+
+    What is kept is for `read` to count.
 
     Args:
         read: function that returns a row's value, or a drop; it raises `RowProblem` for a
@@ -164,7 +167,9 @@ class PlacedExample(NamedTuple):
 
 
 def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
-    """Check that the first rows of a source hold a conversation, before anything heavy is loaded.
+    """Refuse a source, unless of a hub, none of whose first rows is a conversation.
+
+    Meant to be called before anything heavy is loaded.
 
     Raises:
         ConfigError: a path that matches nothing, a field that no row has, or first rows of which
@@ -280,7 +285,7 @@ def _read_metadata(row: dict[str, Any], config: SourceConfig) -> str:
 
 
 def _read_license(row: dict[str, Any], config: SourceConfig) -> str:
-    """Read the row's license, or that of its source."""
+    """License of the row, else of its source. Raises RowProblem for one that is no text."""
     license = config.license
     if config.license_field is not None:
         with suppress(KeyError):
@@ -294,7 +299,7 @@ def _read_license(row: dict[str, Any], config: SourceConfig) -> str:
 def end_on_assistant(
     messages: tuple[Message, ...], policy: EndingPolicy
 ) -> tuple[Message, ...] | Drop:
-    """Cut messages after the last assistant turn; a drop if none are to be kept."""
+    """Cut messages after the last assistant turn; a drop without one, or if "drop" forbids it."""
     answers = [index for index, message in enumerate(messages) if message.role == "assistant"]
     ends_on_answer = bool(answers) and answers[-1] == len(messages) - 1
     if answers and (ends_on_answer or policy != "drop"):

@@ -67,14 +67,14 @@ def load_templates(recipe: SynthesizeConfig) -> dict[str, str]:
         texts[name] = shipped
         if name not in recipe.templates:
             continue
-        place = recipe.templates[name]
-        is_text = "{{" in place
-        if not is_text and not Path(place).is_file():
-            raise ConfigError(f"templates.{name}: there is no file {place}")
-        texts[name] = place if is_text else Path(place).read_text("utf-8")
+        file_or_text = recipe.templates[name]
+        is_text = "{{" in file_or_text
+        if not is_text and not Path(file_or_text).is_file():
+            raise ConfigError(f"templates.{name}: there is no file {file_or_text}")
+        texts[name] = file_or_text if is_text else Path(file_or_text).read_text("utf-8")
         missing = sorted(_marks(shipped) - _marks(texts[name]))
         if missing:
-            raise ConfigError(f"templates.{name}: {place} lacks {', '.join(missing)}")
+            raise ConfigError(f"templates.{name}: {file_or_text} lacks {', '.join(missing)}")
     return texts
 
 

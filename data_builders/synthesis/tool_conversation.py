@@ -282,7 +282,7 @@ class ToolConversations(SynthesisKind):
         return (yield from ask_text(Ask("tools", prompt_of(seed, f"tool-{call.id}", text))))
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str | Message | None:
-        """Plant an answer about something else, for the judge; without one, an undeclared call."""
+        """Off-topic text for a judge, or an undeclared call without one; None in place of calls."""
         if answered.completions[0].tool_calls:
             return None
         if "judge" in self.setup.models:
@@ -291,6 +291,7 @@ class ToolConversations(SynthesisKind):
 
 
 def _read_scenario(row: Row, source: ScenarioRows) -> tuple[str, ToolTask]:
+    """Wish and task of a row. Raises Discarded for a malformed one."""
     wish = text_field(row, source.scenario)
     tools = row_value(row, source.tools)
     if isinstance(tools, str):

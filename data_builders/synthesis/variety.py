@@ -18,7 +18,7 @@ _LENGTHS = (10, 50, 90)  # percentiles
 
 
 def example_of_row(row: Row) -> Example:
-    """Conversation of a finished row: a pair up to its chosen answer, the question of a task."""
+    """Conversation of a row without its calls: a pair's chosen one, the question of a task."""
     if "question" in row:
         stored = [{"role": "user", "content": row["question"]}]
     elif "chosen" in row:

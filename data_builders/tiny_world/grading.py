@@ -94,6 +94,7 @@ def _refusal_reason(prompt: Prompt) -> str | None:
 
 
 def _grade(attempt: Attempt) -> Score:
+    """Score of an attempt, 1 or 0 with its `Reason`; unscored if its prompt is no item."""
     prompt = attempt.prompt
     completion = attempt.completion
     metadata = metadata_of(prompt)
@@ -114,10 +115,7 @@ def _grade(attempt: Attempt) -> Score:
 
 
 def _final_state(metadata: Mapping[str, Any], completion: Completion) -> Mapping[str, Any] | None:
-    """State that the tools left.
-
-    Without tools the initial state of an item that is graded by its state, None of any other.
-    """
+    """State that the tools left; without one, the initial state where `grading` is "state"."""
     if completion.state is not None:
         state: Mapping[str, Any] | None = json.loads(completion.state).get("state")
         if state is not None:
