@@ -58,7 +58,7 @@ def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
 def evaluation_plan(
     recipe: EvalConfig, rows: PromptPlan | None, *, limit: int | None
 ) -> EvaluationPlan:
-    """Plan an evaluation.
+    """Plan an evaluation; refuse a task without a usable row or without the data of its checkers.
 
     Args:
         rows: plan of the tasks whose prompts are rows, from `open_tasks`.

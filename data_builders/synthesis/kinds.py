@@ -35,7 +35,7 @@ _PROMPTS = Path(__file__).parent / "prompts"
 
 
 def open_kind(recipe: SynthesizeConfig) -> SynthesisKind:
-    """Open the kind that a recipe names.
+    """Open the kind that a recipe names. ConfigError for bad templates or what is missing here.
 
     Raises:
         ConfigError: see `load_templates`; or this machine lacks what the kind needs.

@@ -184,7 +184,7 @@ class ToolConversations(SynthesisKind):
     def _converse(
         self, seed: Seed, environment: Environment | None
     ) -> Generator[Any, Any, tuple[list[Message], list[Step]]]:
-        """Play the conversation. Returns all messages, and the agent's steps with their results.
+        """Play the conversation, or raise Discarded. Returns messages and agent steps with results.
 
         Raises:
             Discarded: a side says nothing, plays the other one, or never comes to an end.

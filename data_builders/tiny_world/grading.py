@@ -47,7 +47,7 @@ def grade(
     calls: Sequence[str] = (),
     final_state: Mapping[str, Any] | None = None,
 ) -> Reason:
-    """Grade one finished episode. Returns "correct", or the way in which it is not.
+    """Grade an episode as "correct" or the way it is not. A "state" item needs its final state.
 
     Args:
         metadata: metadata of the item.

@@ -174,7 +174,7 @@ class Terminal:
     # ---- what the user types ----
 
     def read(self, prompt: str) -> str | None:
-        """Read a line; None at the end of the input."""
+        """Read a line, printed again unless it is typed; None at the end of the input."""
         if self._lines.isatty():
             try:
                 return input(prompt)

@@ -25,7 +25,7 @@ def positions(config: Any) -> int:
 
 
 def positions_of(checkpoint: str) -> int:
-    """Read the positions of a checkpoint, a directory or a hub id.
+    """Read the positions of a checkpoint, a directory or a hub id; ConfigError without a config.
 
     Raises:
         ConfigError: its config is missing or cannot be read.

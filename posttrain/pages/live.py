@@ -37,7 +37,7 @@ def is_running(artifact: Path) -> bool:
 
 
 def log_so_far(artifact: Path) -> list[dict[str, Any]]:
-    """Read the rows of a log that may be written to meanwhile.
+    """Read the rows of a run's log, which must exist and may be written to meanwhile.
 
     A last line without its end is left out.
 

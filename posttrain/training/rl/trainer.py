@@ -249,7 +249,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
         return self.checked_scale(torch.where(in_loss, terms.loss, 0.0).sum() * scale)
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Train on a micro-batch. The last one of a step also writes the step's rollouts."""
+        """Train on a micro-batch; an update's last moves router biases, a step's writes a file."""
         with self.clock.part("train"), self.sampled_weights():
             loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
