@@ -108,7 +108,9 @@ class _Words:
     def cut_off(self) -> bool:
         """True where the stretch stops within a sentence, in a line that no other line equals."""
         line = self.data.rpartition(b"\n")[2]
-        return line[-1:].isalnum() and b"\n" + line + b"\n" not in self.data
+        # four bytes hold the last letter of any script; what comes before it may be half a letter
+        last_letter = line[-4:].decode("utf-8", "ignore")[-1:]
+        return last_letter.isalnum() and b"\n" + line + b"\n" not in self.data
 
 
 _Loop = tuple[str, int, int]  # detail, first word, end

@@ -30,6 +30,8 @@ _DECIMAL = (
     r"(?:(?:\d+,(?:\d{1,2}|\d{4,})|0,\d+)(?![\d,]|\.\d)"  # a decimal comma
     r"|(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|[1-9]\d{0,2}(?: \d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)"
 )
+# a comma that groups no thousands
+_DECIMAL_COMMA = re.compile(r",(?!\d{3}(?!\d))|^[+-]?0,")
 MONEY = r"(?:US)?\\?[$€£¥₹₽]\s?[+-]?"
 NUMBER = (
     rf"(?P<sign>(?:(?<![A-Za-z0-9_)])[+-])?)(?P<money>{MONEY})?(?:"
@@ -92,10 +94,11 @@ def read_number(text: str) -> Number | None:
 
 
 def _written_form(match: re.Match[str]) -> Literal["integer", "decimal", "fraction"]:
-    """Form of a match of `NUMBER`: a decimal has a point or an exponent behind `e`."""
+    """Form of a match of `NUMBER`: a decimal has a point, its comma, or an exponent behind `e`."""
     if match["plain"] is None:
         return "fraction"
-    return "decimal" if match["e"] or "." in match["plain"] else "integer"
+    has_point = "." in match["plain"] or _DECIMAL_COMMA.search(match["plain"])
+    return "decimal" if match["e"] or has_point else "integer"
 
 
 def _read_power(match: re.Match[str]) -> Number | None:
@@ -132,7 +135,7 @@ def _value_of_match(match: re.Match[str]) -> Fraction | None:
 
 def _decimal(text: str) -> Fraction:
     """Value of digits with a decimal point or comma, and thousands grouped or not."""
-    if re.search(r",(?!\d{3}(?!\d))|^[+-]?0,", text):
+    if _DECIMAL_COMMA.search(text):
         text = text.replace(",", ".")
     return Fraction(re.sub("[, ]", "", text))
 

@@ -86,6 +86,18 @@ def test_the_span_covers_the_loop(loop: str):
     assert abs(repetition.end - len(PROSE) - len(loop)) <= 0.1 * len(loop) + 20
 
 
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "The bracket here opens a new level now, The bracket here closes a new level now, ",
+        "Скобка здесь открывает новый уровень теперь, Скобка здесь закрывает новый уровень теперь, ",
+    ],
+)
+def test_two_steps_in_turn_are_a_loop_where_the_text_is_cut_off(steps: str):
+    assert found(steps * 40) is None
+    assert found((steps * 40)[:-4]) is not None
+
+
 def test_a_counter_is_content_where_a_name_changes_as_well():
     turns = "".join(f"Turn {k}: {'Ada' if k % 3 else 'Kim'} passes it.\n" for k in range(1, 200))
     players = "".join(f"{k}. {'Ada' if k % 2 else 'Bo'} has the coin.\n" for k in range(1, 200))

@@ -68,7 +68,7 @@ def test_any_text_is_a_number_or_none(text: str):
         ("5", "+ 5", True), ("5", "5{}", True), ("5", "\\displaystyle 5 m", True), ("5 students", "5 people", True),
         ("50%", "50", True), ("50%", "0.5", True), ("50%", "5", False), ("40", "40%", True),
         ("0.5", "0.5%", False), ("0.5", "50%", True), ("52_8", "52", True), ("52_8", "52_9", False),
-        ("3", "6/2", True), ("1/2", "2/4", True), ("1/3", "0.333333", False), ("0.5", "1/2", True),
+        ("3", "6/2", True), ("1/2", "2/4", True), ("1/3", "0.333333", False), ("1/3", "0,333333333333333", True), ("0.5", "1/2", True),
     ],
 )  # fmt: skip
 def test_units_percent_and_form(gold: str, answer: str, same: bool):
