@@ -151,6 +151,8 @@ def test_the_chains_of_safety_and_twins_train_both_sides_alike():
     assert stages["dpo"].recipe["model"]["path"] == start
     assert stages["dpo"].reads(stages["build_dpo"])
     assert stages["build_dpo"].reads(stages["synthesize"])
+    assert stages["build_dpo"].reads(stages["sample"])
+    assert stages["sample"].recipe["checkpoint"] == start
     chain = load_recipe("tiny/twins/chain", StagesConfig)
     stages = {stage.step.title: stage for stage in resolve_chain(chain, ROOT / "scripts")}
     clean = stages["build_sft_clean"].recipe
