@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 from reward.graders.numbers import MONEY, NUMBER, SCALES, UNITS
 from reward.graders.tidy import bare, tidy
 
-LABELS = 8  # labels that are tried, from the last one
 LINE = 2000  # characters of a line that are read
 SHORT = 40  # characters of a first line that may be the answer
 CLOSING_LINES = 2  # lines without an answer that may follow it: "Hope this helps!"
@@ -96,11 +95,10 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
     if field is not None:
         yield AnswerPlace("json", field)
         return
-    last_labels = list(LABEL.finditer(text))[-LABELS:]
-    for label in reversed(last_labels):
-        behind = text[label.end() : label.end() + LINE].strip()
-        if behind and not _DENIAL.search(label.group()):
-            yield AnswerPlace("label", behind)
+    labels = [label for label in LABEL.finditer(text) if not _DENIAL.search(label.group())]
+    behind = text[labels[-1].end() :][:LINE].strip() if labels else ""
+    if behind:
+        yield AnswerPlace("label", behind)
     lines = [line for line in text.split("\n") if re.search(r"\w", line)]
     for line in reversed(lines[-1 - CLOSING_LINES :]):
         statement = _QUESTION.sub("", line.strip()[-LINE:]).strip()
