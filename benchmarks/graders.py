@@ -1,10 +1,12 @@
-"""Graders on labelled answers: phrasings, public cases, near misses, others' verdicts, speed.
+"""Graders on labelled answers: replies, phrasings, public cases, others' verdicts, speed.
 
+    python -m benchmarks graders replies [replies.json]
     python -m benchmarks graders phrasings
     python -m benchmarks graders cases cases.json
     python -m benchmarks graders gsm8k ../shared/data/gsm8k_train.jsonl
     python -m benchmarks graders reasoning-gym ../shared/data/reasoning_gym_graded.jsonl
 
+`replies` reads tests/reward/graders/replies.yaml, or a JSON file of its form: half → set → replies.
 `cases` reads a JSON list of {"gold", "pred", "expected", "kind"}: the literals in the parametrised
 tests of huggingface/Math-Verify and huggingface/lighteval, which are not part of this repository.
 A hash of a phrasing or case puts it in one of two halves; rules were written with `seen` in view.
@@ -28,7 +30,8 @@ from benchmarks import ROOT
 from reward.graders import GRADERS
 from tests.reward.graders.attempts import near_misses, prompt_of, values
 
-PHRASINGS = yaml.safe_load((ROOT / "tests/reward/graders/phrasings.yaml").read_text("utf-8"))
+CASES = ROOT / "tests/reward/graders"
+PHRASINGS = yaml.safe_load((CASES / "phrasings.yaml").read_text("utf-8"))
 NUMBERS = (
     "18", "7", "1", "240", "1,234", "12,500", "1,000,000", "0.5", "3.25", "-5",
     "-12", "0", "99", "100", "2024", "64", "31", "0.125", "365", "1,050",
@@ -59,7 +62,30 @@ def print_table(counts: dict[str, Counter[float | None]]) -> None:
         right = values_of_group[1.0]
         wrong = values_of_group[0.0]
         unscored = values_of_group[None]
-        print(f"{name:40} right {right:7,}  wrong {wrong:7,}  unscored {unscored:7,}")
+        print(f"{name:60} right {right:7,}  wrong {wrong:7,}  unscored {unscored:7,}")
+
+
+def measure_replies(file: Path | None, hidden: str | None) -> None:
+    """Grade replies that are right, wrong or no answer; what is not met is listed."""
+    file = file or CASES / "replies.yaml"
+    parse_file = json.loads if file.suffix == ".json" else yaml.safe_load
+    document = parse_file(file.read_text("utf-8"))
+    counts: dict[str, Counter[float | None]] = {}
+    for half in ("seen", "unseen"):
+        for name, rows in document[half].items():
+            for grader in ("math", "multiple_choice"):
+                chosen_rows = [r for r in rows if ("options" in r) == (grader == "multiple_choice")]
+                prompts = [
+                    prompt_of(r["gold"], options=document["options"].get(r.get("options")))
+                    for r in chosen_rows
+                ]
+                replies = [row["reply"] for row in chosen_rows]
+                our_values = values(GRADERS[grader](), list(zip(prompts, replies, strict=True)))
+                for row, value in zip(chosen_rows, our_values, strict=True):
+                    counts.setdefault(f"{name}, {half}: {row['label']}", Counter())[value] += 1
+                    if half != hidden and (value == 1.0) != (row["label"] == "right"):
+                        print(half, name, value, {**row, "reply": row["reply"][-300:]})
+    print_table(counts)
 
 
 def measure_phrasings(hidden: str | None) -> None:
@@ -184,14 +210,16 @@ def measure_reasoning_gym(file: Path) -> None:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("what", choices=["phrasings", "cases", "gsm8k", "reasoning-gym"])
+    parser.add_argument("what", choices=["replies", "phrasings", "cases", "gsm8k", "reasoning-gym"])
     parser.add_argument("file", type=Path, nargs="?")
     parser.add_argument("--hide", choices=["seen", "unseen"], help="list no failure of this half")
 
 
 def main(arguments: Namespace) -> None:
     """Run one measurement."""
-    if arguments.what == "phrasings":
+    if arguments.what == "replies":
+        measure_replies(arguments.file, arguments.hide)
+    elif arguments.what == "phrasings":
         measure_phrasings(arguments.hide)
     elif arguments.what == "cases":
         measure_cases(arguments.file, arguments.hide)

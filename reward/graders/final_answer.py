@@ -12,11 +12,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple
 
-from posttrain.jsontext import load_json
-from reward.graders.numbers import MONEY, NUMBER, SCALES, UNITS, read_number
+from reward.graders.numbers import MONEY, NUMBER, SCALES, UNITS
 from reward.graders.tidy import bare, tidy
 
-LABELS = 8  # labels that are tried, from the last one
 LINE = 2000  # characters of a line that are read
 SHORT = 40  # characters of a first line that may be the answer
 CLOSING_LINES = 2  # lines without an answer that may follow it: "Hope this helps!"
@@ -31,20 +29,13 @@ _COPULAS = (
     r"|[是为為は는은])"
 )
 LABEL = re.compile(
-    rf"(?:(?:{_ANSWER_WORDS})[ \t*_]*[^\n.:=?!不]{{0,60}}?{_COPULAS}|^[ \t]*\#{{4}})[ \t*_:]*"
+    rf"(?:(?:{_ANSWER_WORDS})[ \t*_]*[^\n.:=?!不]{{0,60}}?{_COPULAS}"
+    # as GSM8K ends; a heading further up is none
+    r"|(?<!#)\#{4}(?=[^#\n][^\n]*+\s*\Z))[ \t*_:]*"
     # the brace of a label that is set in type: "\text{Answer: } 18"
     r"(?:\}(?:[ \t~]|\\[,;:! ])*)?",
-    re.IGNORECASE | re.MULTILINE,
-)
-# inside a box a label may be less explicit than in prose: "Total: 18"
-_LABEL_WITHIN = re.compile(
-    rf"(?:the\s+)?(?:(?:final|correct|total)\s+)?"
-    rf"(?:{_ANSWER_WORDS}|\b(?:result|total|value|solution|sum|ans)\b\.?)"
-    rf"[\s*_]*(?:{_COPULAS})?[\s*_:]*(?=\S)",
     re.IGNORECASE,
 )
-_MARKUP = re.compile(r"(?:\s|[*_`~]|\$\$|\\\])*")
-_DOUBT = re.compile(r"\b(?:not|cannot|unsure|unknown|wrong)\b|n't\b", re.IGNORECASE)
 _DENIAL = re.compile(  # in a label: "The answer cannot be", "La respuesta no es"
     r"\b(?:not|cannot|no|nicht|ne|não|non|не|ikke|inte|niet|false|wrong)\b|n't\b|\bn'|不", re.I
 )
@@ -58,14 +49,12 @@ _QUESTION = re.compile(r"(?:[^.!?\n]|\.(?=\d))*\?+(?!\d)")
 _FINAL = re.compile(r"\bfinal answer(?: is)?\b[^\n]{0,60}\d", re.IGNORECASE)
 # JSON, or as Python or YAML write it: {'answer': 18}, {answer: 1,080}
 _VALUE = (
-    r"""["']?\s*:\s*("(?:[^"\\\n]|\\.)*"|'[^'\\\n]*'|"""
-    r"""[^\s"'{}\[\],](?:[^"'{}\[\]\n,]|,(?=\d{3}))*)"""
+    r"""["']?\s*:\s*(?:"((?:[^"\\\n]|\\.)*)"|'([^'\\\n]*)'|"""
+    r"""([^\s"'{}\[\],](?:[^"'{}\[\]\n,]|,(?=\d{3}))*))"""
 )
 _FIELD = re.compile(
     rf"""["'{{]\s*(?:final[ _]?)?(?:answer|result|solution|choice|value){_VALUE}""", re.IGNORECASE
 )
-# a backslash of LaTeX that JSON would read as an escape or reject
-_COMMAND_IN_JSON = re.compile(r"""\\\\|\\(?!["/]|[bfnrt](?![A-Za-z]))""")
 _ONLY_FIELD = re.compile(rf"""^\W*?(?:json\s*)?\{{\s*["'][^"'\n]{{1,60}}{_VALUE}\s*\}}\W*$""")
 
 
@@ -106,19 +95,15 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
     if field is not None:
         yield AnswerPlace("json", field)
         return
-    last_labels = list(LABEL.finditer(text))[-LABELS:]
-    for label in reversed(last_labels):
-        behind = text[label.end() : label.end() + LINE].strip()
-        if behind and not _DENIAL.search(label.group()):
-            yield AnswerPlace("label", behind)
-    lines = [line for line in text.split("\n") if not _MARKUP.fullmatch(line)]
+    labels = [label for label in LABEL.finditer(text) if not _DENIAL.search(label.group())]
+    behind = text[labels[-1].end() :][:LINE].strip() if labels else ""
+    if behind:
+        yield AnswerPlace("label", behind)
+    lines = [line for line in text.split("\n") if re.search(r"\w", line)]
     for line in reversed(lines[-1 - CLOSING_LINES :]):
-        line = line.strip()[-LINE:]
-        statement = _QUESTION.sub("", line).strip()
+        statement = _QUESTION.sub("", line.strip()[-LINE:]).strip()
         if statement:
             yield AnswerPlace("line", statement)
-        if not re.search(r"\w", line) or _DOUBT.search(line):
-            return
 
 
 def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
@@ -153,17 +138,16 @@ def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
 def _without_label(contents: str) -> str:
     """Take a label out of the contents of a box or tag: "\\text{Answer: } 18" → "18"."""
     answer = bare(contents)
-    label = _LABEL_WITHIN.match(answer)
+    label = LABEL.search(answer)
     return answer[label.end() :] if label else contents
 
 
 def _read_json_field(text: str) -> str | None:
     """Value of a JSON object's answer field, or of its only field; 1,080 may be grouped."""
     values = _FIELD.findall(text) or _ONLY_FIELD.findall(text)
-    value = values[-1] if values else ""
-    value = _COMMAND_IN_JSON.sub(r"\\\\", value)  # "\frac{1}{2}" as models write it
-    answer = str(load_json(value)) if value.startswith('"') else value.strip("'")
-    return answer.strip() or None
+    value = "".join(values[-1]) if values else ""
+    # models escape the backslashes of LaTeX or forget to
+    return value.replace("\\\\", "\\").strip() or None
 
 
 class _Span(NamedTuple):
@@ -271,18 +255,8 @@ def _find_boxes(text: str) -> Iterator[_Span]:
         yield _Span(start, len(text), "")
 
 
-def _is_conjunction(between: str) -> bool:
-    """Tell whether the text between two spans makes them a list: a comma, "and" or "or"."""
-    return _CONJUNCTION.fullmatch(between) is not None
-
-
-def _is_or(between: str) -> bool:
-    """Tell whether the text between two spans is an "or", in one of several languages."""
-    return _OR.fullmatch(between) is not None
-
-
 def _join_lists(
-    text: str, spans: Iterable[_Span], joins: Callable[[str], bool] = _is_conjunction
+    text: str, spans: Iterable[_Span], joins: Callable[[str], object] = _CONJUNCTION.fullmatch
 ) -> list[_Span]:
     """Join spans into one that holds a list where `joins` accepts the text between them."""
     joined: list[_Span] = []
@@ -307,33 +281,24 @@ _BULLET = re.compile(
 _FORMULA = re.compile(
     r"\$\$(.+?)\$\$|\\\[(.+?)\\\]|\\\((.+?)\\\)|(?<!\\)\$([^$\n]+?)(?<!\\)\$(?!\d)"
 )
-_LEADS = re.compile(
-    r"^(?:(?:therefore|thus|simply|just|exactly|about|approximately|equal to|given by|the|then|now|"
-    r"number|value|of|a total|[,:*_`']|\\?\x22|=>|->)\s*)*",
-    re.IGNORECASE,
-)
-_LEADS_TO = re.compile(r"(?:\b(?:is|are|by|to)|[=:])[\s*]*\Z")
-# a remark behind the answer: "(12 on Monday)", "because 4 are sold"
-_REMARK = re.compile(
-    r"\s*\([^()$\\]*[A-Za-z]{2}[^()$\\]*\)[\s.!]*$|,?\s(?:because|since|where|as|given)\s.*$"
-)
+# a remark behind the answer: "(12 on Monday)"
+_REMARK = re.compile(r"\s*\([^()$\\]*[A-Za-z]{2}[^()$\\]*\)[\s.!]*$")
 _DENIED = re.compile(  # "not 5 but 6", "6 instead of 5"
-    r"(?:(?:\bnot|n't|\b(?:instead of|rather than|anything but|except))\s+|不是\s*)"
-    r"[$*]*[+-]?\d[\d.,]*",
+    r"(?:(?:\b(?:not|nicht|pas|не|instead of|rather than|anything but|except)|n't(?: be)?)\s+"
+    r"|不是\s*)[$*]*[+-]?\d[\d.,]*",
     re.IGNORECASE,
 )
 # words before or behind a number that make it another one, or one that is not meant
 _BEFORE = re.compile(
     r"\b(?:twice|double|triple|half(?: of)?|root of|log|than|nearly|almost|over|under|at least|"
-    r"at most|up to|minus|negative)\s\W*$",
+    r"at most|up to|minus|negative|or|oder|ou|или|lub|veya|atau|eller)\s\W*$",
     re.IGNORECASE,
 )
 _BEHIND = re.compile(
-    r"[\s$*]*(?:(?:squared|cubed|factorial|at most|at least|or more|or less)\b|"
+    r"[\s$*]*(?:(?:squared|cubed|factorial|at most|at least)\b|,?\s*or\b(?! so\b)|"
     r"(?:times|plus|minus|choose)\s\W*\d|(?:is|was|would be)(?: not|n't| too| wrong| incorrect)\b|"
     r"이상|이하|이 아니)"
 )
-_SENTENCE = re.compile(r"(?<=[.!?])[*_]*\s+")
 _NUMBER = re.compile(
     r"(?=[-+.\d$€£¥₹₽\\U])"  # passes over most places at once
     rf"(?:(?:(?<![A-Za-z0-9_)])[+-])?(?:{MONEY})?(?:\d+\s*)?"
@@ -341,7 +306,6 @@ _NUMBER = re.compile(
     rf"(?:\s?\\?%|\s(?:percent|{'|'.join(SCALES)})s?\b)?"
     rf"[A-Za-z0-9_]*(?:\^\{{?-?\w+\}}?)?{UNITS}"
 )
-_OR = re.compile(r"\s*,?\s*\b(?:or(?! so\b)|oder|ou|или|lub|veya|atau|eller)\b\s*")
 _COMMAND = re.compile(
     r"\\(?:text|mathrm|mbox)\{[^{}]*\}|\\(?:begin|end)\{[a-z]*\}|_\{[^{}]*\}|\\[A-Za-z]+"
 )
@@ -352,10 +316,10 @@ _TRIGONOMETRY = frozenset(
 _MATH_WORDS = _TRIGONOMETRY | frozenset(
     {"and", "or", "log", "ln", "exp", "sqrt", "abs", "pi", "inf", "oo", "frac", "text"}
 )
-_PRONOUNS = frozenset({"it", "we", "he", "my", "us", "me"})
 # words of two letters, which are not products of two variables
-_SMALL_WORDS = _PRONOUNS | frozenset(
-    {"is", "of", "to", "so", "as", "be", "by", "on", "if", "at", "in", "an", "no", "do", "am"}
+_SMALL_WORDS = frozenset(
+    {"it", "we", "he", "my", "us", "me", "is", "of", "to", "so", "as", "be", "by", "on", "if"}
+    | {"at", "in", "an", "no", "do", "am"}
 )
 
 
@@ -369,7 +333,7 @@ def leading_answer(line: str) -> str | None:
     """Find the answer at the beginning of a line that follows a label, or else at its end."""
     if reads_as_math(line):
         return line
-    line = _LEADS.sub("", line)
+    line = line.lstrip(" *_`'\",:")
     formulas = _find_formulas(line)
     if formulas and formulas[0].start == 0:
         return formulas[0].contents
@@ -380,29 +344,20 @@ def leading_answer(line: str) -> str | None:
 
 
 def trailing_answer(line: str) -> str | None:
-    """Find the last formula or number of a line, in its last sentence that has one."""
+    """Find the last formula or number of a line, before a remark in brackets if there is one."""
     if reads_as_math(line):
         return line
-    for sentence in reversed(_SENTENCE.split(_DENIED.sub(" ", line).strip())):
-        answer = _last_in_sentence(_REMARK.sub("", sentence)) or _last_in_sentence(sentence)
-        if answer is not None or re.search(r"\d", sentence):
-            return answer
-    return None
+    line = _DENIED.sub(" ", line)
+    return _last_expression(_REMARK.sub("", line)) or _last_expression(line)
 
 
-def _last_in_sentence(sentence: str) -> str | None:
-    """Find the last formula of a sentence, or its last number if the formula only leads to it."""
-    if reads_as_math(sentence):
-        return sentence
-    formulas = _find_formulas(sentence)
-    numbers = _find_numbers(sentence)
-    if formulas:
-        formula = formulas[-1]
-        is_name = re.fullmatch(r"[A-Za-z](?:, [A-Za-z])*", formula.contents)  # "the value of $x$"
-        leads_to_number = numbers and _LEADS_TO.search(sentence, formula.end, numbers[-1].start)
-        if not is_name and not leads_to_number:
-            return formula.contents
-    return _number_as_meant(sentence, numbers[-1]) if numbers else None
+def _last_expression(line: str) -> str | None:
+    """Find the formula or number that ends last."""
+    formulas = _find_formulas(line)
+    numbers = _find_numbers(line)
+    if formulas and (not numbers or numbers[-1].end <= formulas[-1].end):
+        return formulas[-1].contents
+    return _number_as_meant(line, numbers[-1]) if numbers else None
 
 
 def _find_formulas(line: str) -> list[_Span]:
@@ -415,25 +370,14 @@ def _find_formulas(line: str) -> list[_Span]:
 
 
 def _find_numbers(line: str) -> list[_Span]:
-    """Find the numbers of a line: "5 or 6" is one, not the answer 6; "60 minutes or 1 hour" two."""
-    spans = [_Span(*match.span(), match.group()) for match in _NUMBER.finditer(line)]
-    units: set[tuple[str, ...]] = set()
-    for span in spans:
-        number = read_number(bare(span.contents))
-        if number and number.unit:
-            units.add(number.unit)
-    # the same quantity in two units is no choice between two answers
-    return spans if len(units) > 1 else _join_lists(line, spans, _is_or)
+    """Find the numbers of a line."""
+    return [_Span(*match.span(), match.group()) for match in _NUMBER.finditer(line)]
 
 
 def _number_as_meant(line: str, number: _Span) -> str | None:
-    """Text of a number with an "or" that follows it; None if a word changes it: "twice 17"."""
-    if _BEFORE.search(line[: number.start]) or _BEHIND.match(line, number.end):
-        return None
-    alternative = _OR.match(line, number.end)
-    if alternative and not _NUMBER.match(line, alternative.end()):
-        return line[number.start : alternative.end()]
-    return line[number.start : number.end]  # also of "60 minutes or 1 hour"
+    """Text of a number; None if a word beside it changes it or adds another: "twice 17"."""
+    changed = _BEFORE.search(line[: number.start]) or _BEHIND.match(line, number.end)
+    return None if changed else number.contents
 
 
 def reads_as_math(text: str) -> bool:
