@@ -23,7 +23,7 @@ from posttrain.evaluation.journal import JournaledSampler
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import atomic_write_json
-from posttrain.sampling.rollout import gather_or_cancel
+from posttrain.sampling.cancellation import gather_or_cancel
 from reward.environments import ENVIRONMENTS, find_environment
 from reward.environments.base import RLVREnvironment, unusable
 from reward.environments.judged import JudgedEnvironment, LabelJudge

@@ -12,6 +12,7 @@ a run's report (`RewardReport`), so that no page knows a method by its name.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -122,10 +123,13 @@ class GroupReward(Protocol):
 class EarlyReward(Protocol):
     """A reward that can begin with one completion while others of its group are still sampled."""
 
-    def begin(self, prompt: Prompt, completion: Completion) -> None:
+    def begin(self, prompt: Prompt, completion: Completion) -> Sequence[asyncio.Task[Any]]:
         """Start the work on a completion, the same object that `reward` is given later.
 
         Called in the event loop; must not wait.
+
+        Returns:
+            The tasks of this work, which the caller cancels where a rollout ends the run.
         """
         ...
 
@@ -134,10 +138,13 @@ class EarlyReward(Protocol):
 class EarlyGroupReward(Protocol):
     """A reward that can begin with one group while other groups are still sampled."""
 
-    def begin_group(self, group: Group, *, seed: int) -> None:
+    def begin_group(self, group: Group, *, seed: int) -> Sequence[asyncio.Task[Any]]:
         """Start the work on a group whose last rollout has ended.
 
         `reward` is given the same completions and seed later. Called in the event loop; must not
         wait.
+
+        Returns:
+            The tasks of this work, as for `EarlyReward.begin`.
         """
         ...

@@ -19,6 +19,7 @@ from typing import Any
 from posttrain.errors import TrainingError
 from posttrain.group_rewards import Credit, Failure, Group, GroupRewards
 from posttrain.rollouts import Completion, Prompt
+from posttrain.sampling.cancellation import gather_or_cancel
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.training.rl.distillation import advantages_of_rollouts
 
@@ -57,20 +58,19 @@ class DistillationReward:
     def use_policy(self, policy: Scorer) -> None:
         self._policy = policy
 
-    def begin(self, prompt: Prompt, completion: Completion) -> None:
+    def begin(
+        self, prompt: Prompt, completion: Completion
+    ) -> Sequence[asyncio.Task[list[ScoreOutput]]]:
         """Start to score a rollout with a teacher behind a server.
 
         A teacher in this process scores all rollouts together.
         """
         teacher = self._teachers[self._teacher_of[prompt.source]]
         if teacher.batched or completion.finish == "failed" or id(completion) in self._begun:
-            return
+            return ()
         scoring = asyncio.ensure_future(teacher.score([score_request(completion)]))
         self._begun[id(completion)] = completion, scoring
-
-    async def finish_begun(self) -> None:
-        tasks = [task for _, task in self._begun.values()]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return (scoring,)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         places_of_teacher: dict[str, list[RolloutPlace]] = {}
@@ -79,11 +79,9 @@ class DistillationReward:
             for index, completion in enumerate(group.completions):
                 if completion.finish != "failed":
                     places_of_teacher.setdefault(teacher, []).append((position, index))
-        credits_by_teacher = await asyncio.gather(
-            *(
-                self._score_with_teacher(name, groups, places)
-                for name, places in places_of_teacher.items()
-            )
+        credits_by_teacher = await gather_or_cancel(
+            self._score_with_teacher(name, groups, places)
+            for name, places in places_of_teacher.items()
         )
         credits: dict[RolloutPlace, Credit | Failure] = {}
         for credits_of_teacher in credits_by_teacher:
@@ -113,8 +111,8 @@ class DistillationReward:
         """
         assert self._policy is not None, "the trainer hands over its policy first"
         requests = [score_request(groups[group].completions[index]) for group, index in places]
-        teacher_outputs, policy_outputs = await asyncio.gather(
-            self._teacher_scores(name, groups, places), self._policy.score(requests)
+        teacher_outputs, policy_outputs = await gather_or_cancel(
+            (self._teacher_scores(name, groups, places), self._policy.score(requests))
         )
         credits: dict[RolloutPlace, Credit | Failure] = {}
         scored: list[int] = []
@@ -144,7 +142,7 @@ class DistillationReward:
         for (group, _), completion in zip(places, completions, strict=True):
             self.begin(groups[group].prompt, completion)
         scoring = [self._begun.pop(id(completion))[1] for completion in completions]
-        return [output for [output] in await asyncio.gather(*scoring)]
+        return [output for [output] in await gather_or_cancel(scoring)]
 
     def _group_rewards(
         self, position: int, group: Group, credits: Mapping[RolloutPlace, Credit | Failure]

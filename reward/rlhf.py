@@ -56,9 +56,9 @@ class JudgedReward:
             "length": self._length.model_dump(mode="json"),
         }
 
-    def begin_group(self, group: Group, *, seed: int) -> None:
+    def begin_group(self, group: Group, *, seed: int) -> Sequence[asyncio.Task[None]]:
         comparisons = [comparison for _, _, comparison in self._group_pairs(group)]
-        self._judge.begin(comparisons, seed=seed)
+        return self._judge.begin(comparisons, seed=seed)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         pairs_by_group = [list(self._group_pairs(group)) for group in groups]

@@ -21,6 +21,7 @@ from posttrain.errors import TrainingError
 from posttrain.group_rewards import Failure, Group, GroupRewards
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt
+from posttrain.sampling.cancellation import gather_or_cancel
 from posttrain.time_limits import WAIT_SECONDS, in_thread
 from reward.graders.base import Attempt, Grader
 from reward.guard import checked_score, guarded
@@ -99,7 +100,7 @@ async def verify_all(
         _verify(prompt, completion, verifier_of, gate, WAIT_SECONDS)
         for prompt, completion in attempts
     ]
-    return await asyncio.gather(*verifications)
+    return await gather_or_cancel(verifications)
 
 
 async def _verify(
@@ -161,16 +162,18 @@ class RoutedReward:
         domains = {name: list(domain.sources) for name, domain in self._domains.items()}
         return {"reward": "rlvr", "domains": domains, "judge": self._judge}
 
-    def begin(self, prompt: Prompt, completion: Completion) -> None:
+    def begin(self, prompt: Prompt, completion: Completion) -> Sequence[asyncio.Task[Verified]]:
         """Start to verify a completion, before its group is complete."""
         if not _is_present(completion) or id(completion) in self._tasks:
-            return
+            return ()
         if not self._tasks:
             # a semaphore is bound to the event loop in which something first waits for it
             self._gate = asyncio.Semaphore(AT_ONCE)
         seconds = self._domains[self._domain_of[prompt.source]].verifier_seconds
         verification = _verify(prompt, completion, self._verifier_of, self._gate, seconds)
-        self._tasks[id(completion)] = asyncio.get_running_loop().create_task(verification)
+        task = asyncio.get_running_loop().create_task(verification)
+        self._tasks[id(completion)] = task
+        return (task,)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         present: list[Completion] = []
@@ -180,7 +183,7 @@ class RoutedReward:
                     self.begin(group.prompt, completion)
                     present.append(completion)
         tasks = [self._tasks.pop(id(completion)) for completion in present]
-        remaining_results = iter(await asyncio.gather(*tasks))
+        remaining_results = iter(await gather_or_cancel(tasks))
         rewards: list[GroupRewards] = []
         for group in groups:
             results: list[Verified | None] = []

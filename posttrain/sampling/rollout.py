@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -28,6 +28,7 @@ from posttrain.environments.base import (
 from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import Completion, Finish, Prompt, RolloutLimits, Step
+from posttrain.sampling.cancellation import gather_or_cancel
 from posttrain.sampling.sampler import (
     Generation,
     IncrementalSampler,
@@ -176,17 +177,6 @@ async def roll_out_each(
 
 def _unfinished(rollouts: Sequence[tuple[int, Rollout]]) -> list[tuple[int, Rollout]]:
     return [(position, rollout) for position, rollout in rollouts if rollout.finish is None]
-
-
-async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all coroutines; none outlives this call, and an error is raised as itself."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(slots=True)

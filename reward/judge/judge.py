@@ -19,7 +19,7 @@ from posttrain.config.backend import Server
 from posttrain.config.judge import JudgeConfig, JudgeModel
 from posttrain.errors import ConfigError
 from posttrain.runs import MANIFEST, Parent, parent_of, read_artifact
-from posttrain.sampling.rollout import gather_or_cancel
+from posttrain.sampling.cancellation import gather_or_cancel
 from posttrain.sampling.sampler import Sampler
 from reward.judge.prompt import judging_messages, layout_for
 from reward.judge.votes import (
@@ -132,15 +132,18 @@ class GenRmJudge:
         if self._cache is not None:
             self._cache.keep_failures()
 
-    def begin(self, comparisons: Sequence[Comparison], *, seed: int) -> None:
+    def begin(
+        self, comparisons: Sequence[Comparison], *, seed: int
+    ) -> Sequence[asyncio.Task[None]]:
         """Ask servers about comparisons that `judge` will be given with the same seed.
 
-        Called in the event loop; does not wait.
+        Called in the event loop; does not wait. Returns the tasks of the requests.
 
         A model in this process is left alone: it would compete with the rollouts, and its batches
         would depend on which of them end first. So is one on a server that samples the rollouts:
         its long prompts were seen to hold up their decoding for longer than an early start saves.
         """
+        tasks: list[asyncio.Task[None]] = []
         for number, model in enumerate(self._models):
             if model.sampler.batched or number in self._on_rollout_servers:
                 continue
@@ -150,6 +153,8 @@ class GenRmJudge:
                 if (seed, request.key) not in self._started_requests:
                     answering = asyncio.create_task(self._answer(model, [request], seed))
                     self._started_requests[seed, request.key] = request, answering
+                    tasks.append(answering)
+        return tasks
 
     async def judge(self, comparisons: Sequence[Comparison], *, seed: int) -> list[Judgement]:
         """Judge comparisons; a judgement of each, in order. Equal prompts share their votes.

@@ -8,7 +8,6 @@ answer is then read from them, like that of an engine.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,6 +21,7 @@ from posttrain.errors import ConfigError
 from posttrain.jsontext import encode_json, load_json, writable
 from posttrain.records import Message, ToolCall
 from posttrain.rollouts import ParsedCompletion, Step
+from posttrain.sampling.cancellation import gather_or_cancel
 from posttrain.sampling.engines.http import Client, RequestFailed
 from posttrain.sampling.engines.vllm import output_of
 from posttrain.sampling.render import StepReader, opens_reasoning
@@ -96,7 +96,7 @@ class ChatSampler:
                 progress(step.reasoning_tokens + step.answer_tokens)
             return Generation(step)
 
-        return list(await asyncio.gather(*map(sample_one, requests)))
+        return await gather_or_cancel(map(sample_one, requests))
 
     def _request_body(self, request: Request) -> dict[str, Any]:
         """JSON body of a request."""

@@ -1,7 +1,7 @@
 """A transformers model in this process as an `Engine`.
 
 The model runs in a thread beside the event loop, so that tools and progress continue meanwhile. A
-cancelled call ends at its next step.
+cancelled call ends with its thread, at the model's next step.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -28,6 +28,7 @@ from posttrain.sampling.sampler import (
     ScoreRequest,
 )
 
+T = TypeVar("T")
 Decode = Callable[[Ids], str]
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # rows × columns of a scored batch: bounds the memory of its activations and logits
@@ -100,15 +101,22 @@ class TransformersEngine:
         return await score_in_thread(self.model, requests, around=lambda: self._lock)
 
 
-def score_ids(model: PreTrainedModel, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
+def score_ids(
+    model: PreTrainedModel, requests: Sequence[ScoreRequest], *, stop: Callable[[], bool] = bool
+) -> list[ScoreOutput]:
     """Log-probabilities of the masked ids of each request, by one forward pass a batch.
 
     Equal weights give equal numbers for equal `requests`: batches depend on their lengths alone.
+
+    Raises:
+        InterruptedError: `stop` returned True before a batch.
     """
     outputs: dict[int, ScoreOutput] = {}
     longest_first = sorted(range(len(requests)), key=lambda k: (-len(requests[k].ids), k))
     start = 0
     while start < len(longest_first):
+        if stop():
+            raise InterruptedError
         columns = len(requests[longest_first[start]].ids)
         rows = longest_first[start : start + max(1, _SCORED_POSITIONS // columns)]
         start += len(rows)
@@ -159,14 +167,30 @@ async def score_in_thread(
 ) -> list[ScoreOutput]:
     """Run `score_ids` inside `around`, in a thread beside the event loop."""
 
-    def run() -> list[ScoreOutput]:
+    def run(stop: Callable[[], bool]) -> list[ScoreOutput]:
+        with around():
+            return score_ids(model, requests, stop=stop)
+
+    return await _run_in_thread(model, run)
+
+
+async def _run_in_thread(model: PreTrainedModel, run: Callable[[Callable[[], bool]], T]) -> T:
+    """Run a call of a model in a thread; when cancelled, have it stop and wait for its end."""
+    cancelled = threading.Event()
+
+    def run_on_device() -> T:
         if model.device.type == "cuda":
             # a new thread has the first GPU as its device
             torch.cuda.set_device(model.device)
-        with around():
-            return score_ids(model, requests)
+        return run(cancelled.is_set)
 
-    return await asyncio.to_thread(run)
+    running = asyncio.ensure_future(asyncio.to_thread(run_on_device))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        cancelled.set()
+        await asyncio.wait((running,))
+        raise
 
 
 async def decode_in_thread(
@@ -184,15 +208,11 @@ async def decode_in_thread(
     `progress` and `on_done` are called in the thread of the event loop, `on_step` in the other.
     """
     loop = asyncio.get_running_loop()
-    cancelled = threading.Event()
 
     def in_loop(callback: Callable[..., None] | None) -> Callable[..., Any] | None:
         return callback and (lambda *args: loop.call_soon_threadsafe(callback, *args))
 
-    def run() -> list[EngineOutput]:
-        if model.device.type == "cuda":
-            # a new thread has the first GPU as its device
-            torch.cuda.set_device(model.device)
+    def run(stop: Callable[[], bool]) -> list[EngineOutput]:
         with around():
             return decode(
                 model,
@@ -201,14 +221,10 @@ async def decode_in_thread(
                 progress=in_loop(progress),
                 on_done=in_loop(on_done),
                 on_step=on_step,
-                stop=cancelled.is_set,
+                stop=stop,
             )
 
-    try:
-        return await asyncio.to_thread(run)
-    except asyncio.CancelledError:
-        cancelled.set()
-        raise
+    return await _run_in_thread(model, run)
 
 
 class StreamingEngine(TransformersEngine):

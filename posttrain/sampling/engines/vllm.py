@@ -16,7 +16,8 @@ from posttrain.config.backend import VllmBackend, refuse_missing_vllm
 from posttrain.config.paths import checkpoint_dtype
 from posttrain.errors import ConfigError
 from posttrain.jsontext import writable
-from posttrain.sampling.engines.http import Client, RequestFailed, ServerDown
+from posttrain.sampling.cancellation import gather_or_cancel
+from posttrain.sampling.engines.http import Client, RequestFailed
 from posttrain.sampling.sampler import (
     EngineOutput,
     EngineRequest,
@@ -195,7 +196,7 @@ class CompletionsEngine:
                 progress(len(output.ids))
             return output
 
-        return list(await asyncio.gather(*map(generate_one, requests)))
+        return await gather_or_cancel(map(generate_one, requests))
 
     async def _generate(self, request: EngineRequest) -> EngineOutput:
         """Make the calls of one request."""
@@ -249,7 +250,7 @@ class CompletionsEngine:
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
         """Score all requests by vLLM's `prompt_logprobs` (`Scorer.score`)."""
-        return list(await asyncio.gather(*map(self._score, requests)))
+        return await gather_or_cancel(map(self._score, requests))
 
     async def _score(self, request: ScoreRequest) -> ScoreOutput:
         """Score one request."""
@@ -265,7 +266,7 @@ class CompletionsEngine:
         try:
             answer = await self._client.post("/completions", body, key=len(request.ids))
             return ScoreOutput(prompt_logps(answer, request))
-        except (RequestFailed, ServerDown) as error:
+        except RequestFailed as error:
             return ScoreOutput((), error=str(error))
 
 

@@ -44,8 +44,10 @@ class AheadRollouts:
         self._runner = runner
         self._step: int | None = None
         self._sampled: SampledGroups | None = None
-        self._future: Future[SampledGroups] | None = None
-        self._task: asyncio.Task[Any] | None = None
+        # while a thread samples
+        self._thread: threading.Thread | None = None
+        self._task: asyncio.Task[SampledGroups] | None = None
+        self._future: Future[SampledGroups] = Future()
 
     def put(self, step: int, sampled: SampledGroups) -> None:
         """Keep the rollouts of a step, counted from 0."""
@@ -55,10 +57,11 @@ class AheadRollouts:
     def begin(self, step: int, sampling: Sampling) -> None:
         """Sample the rollouts of a step, counted from 0, in a thread beside the training."""
         future: Future[SampledGroups] = Future()
+        # made before the thread starts, so that it can be cancelled at any moment
+        task = self._runner.get_loop().create_task(sampling)
 
         async def sample() -> SampledGroups:
-            self._task = asyncio.current_task()
-            return await sampling
+            return await task
 
         def run() -> None:
             try:
@@ -68,14 +71,18 @@ class AheadRollouts:
 
         self._step = step
         self._future = future
-        threading.Thread(target=run, name="rollouts", daemon=True).start()
+        self._task = task
+        self._thread = threading.Thread(target=run, name="rollouts", daemon=True)
+        self._thread.start()
 
     def wait(self) -> None:
         """Wait for the rollouts that are being sampled, and raise the error of their sampling."""
-        if self._future is not None:
-            future = self._future
-            self._future = None
-            self._sampled = future.result()
+        if self._thread is None:
+            return
+        # an error and Ctrl-C leave the thread to `close`
+        self._sampled = self._future.result()
+        self._thread.join()
+        self._thread = None
 
     def take(self, step: int) -> SampledGroups | None:
         """Hand out the rollouts of a step, from 0; None for the first step, sampled by itself."""
@@ -89,13 +96,13 @@ class AheadRollouts:
 
     def close(self) -> None:
         """Cancel the rollouts that are being sampled."""
-        if self._future is None:
+        if self._thread is None:
             return
-        if self._task is not None:
-            self._runner.get_loop().call_soon_threadsafe(self._task.cancel)
+        assert self._task is not None
+        self._runner.get_loop().call_soon_threadsafe(self._task.cancel)
         # the loop is free for others once the thread has left it
-        self._future.exception()
-        self._future = None
+        self._thread.join()
+        self._thread = None
 
     # ---- checkpoints ----
 

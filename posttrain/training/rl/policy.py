@@ -51,6 +51,8 @@ LOAD = "/load_lora_adapter"
 UNLOAD = "/unload_lora_adapter"
 # log-probabilities at the sampling temperature, not at 1
 PROCESSED = "processed_logprobs"
+# a server that hangs must not hold up a step, or the end of a run
+_UNLOAD_SECONDS = 10.0
 NamedTensors = Generator[tuple[str, torch.Tensor], None, None]
 
 
@@ -295,8 +297,9 @@ class LoraServed(LiveEngine):
 
     async def _unload(self, name: str) -> None:
         # a server that is gone has no adapters either
-        with contextlib.suppress(RequestFailed, ConfigError):
-            await self._client.send(UNLOAD, {"lora_name": name}, wait=False)
+        with contextlib.suppress(RequestFailed, ConfigError, TimeoutError):
+            async with asyncio.timeout(min(_UNLOAD_SECONDS, self._server.timeout)):
+                await self._client.send(UNLOAD, {"lora_name": name}, wait=False)
 
 
 def _load_request(name: str, folder: Path) -> dict[str, Any]:

@@ -9,7 +9,6 @@ point.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from accelerate.utils import gather_object
 
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError
-from posttrain.group_rewards import EarlyGroupReward, EarlyReward, Group, GroupReward, GroupRewards
+from posttrain.group_rewards import Group, GroupReward, GroupRewards
 from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
 from posttrain.sampling.rollout import OpenEnvironment, Task, roll_out
 from posttrain.sampling.sampler import Engine, Sampler, Scorer, seed_of
@@ -37,6 +36,7 @@ from posttrain.training.rl.batch import (
 )
 from posttrain.training.rl.curriculum import Draw
 from posttrain.training.rl.draws import DomainShares, DrawnGroup, PromptDraws
+from posttrain.training.rl.early import EarlyWork, begin_early
 from posttrain.training.rl.full_objective import FullObjective
 from posttrain.training.rl.metrics import (
     Stats,
@@ -57,13 +57,6 @@ class PolicyReward(Protocol):
 
     def use_policy(self, policy: Scorer) -> None:
         """Set the scorer, which scores with the policy's weights before the step."""
-        ...
-
-    async def finish_begun(self) -> None:
-        """Wait for the work that has begun early and does not need the policy's scores.
-
-        Its errors are raised by `reward`.
-        """
         ...
 
 
@@ -151,6 +144,7 @@ class StepMaker:
         self.sampler = self.rollouts.make_sampler(self.engine)
         self.lag = self.recipe.rollouts.lag
         self.ahead = AheadRollouts(self.rollouts.runner)
+        self.early = EarlyWork(self.rollouts.runner.get_loop())
         self.scores_policy = isinstance(self.rollouts.reward, PolicyReward)
         if isinstance(self.rollouts.reward, PolicyReward):
             self.rollouts.reward.use_policy(LivePolicy(trainer))
@@ -254,17 +248,29 @@ class StepMaker:
         begin = begin_early(
             self.rollouts.reward,
             [prompt.prompt for prompt in drawn],
+            self.early,
             group_size=self.recipe.num_generations,
             seed=self._reward_seed(number),
         )
-        groups = await self.roll_out(number, drawn, on_end=begin)
-        if isinstance(self.rollouts.reward, PolicyReward):
-            # until the policy can score, the loop stands still while others train or gather weights
-            await self.rollouts.reward.finish_begun()
-        return groups
+
+        async def sample() -> list[Group]:
+            groups = await self.roll_out(number, drawn, on_end=begin)
+            if self.scores_policy:
+                # until the policy can score, the loop stands still while others train or gather
+                # weights
+                await self.early.finish()
+            return groups
+
+        return await self.early.beside(sample())
 
     async def _reward(self, number: int, groups: Sequence[Group]) -> list[GroupRewards]:
-        return await self.rollouts.reward.reward(groups, seed=self._reward_seed(number))
+        rewarding = self.rollouts.reward.reward(groups, seed=self._reward_seed(number))
+        return await self.early.beside(rewarding)
+
+    async def close(self) -> None:
+        """Cancel what the reward has begun for a step that failed, and close the connections."""
+        await self.early.cancel()
+        await self.engine.close()
 
     def _reward_seed(self, number: int) -> int:
         return seed_of(self.recipe.seed, "reward", number)
@@ -424,31 +430,6 @@ class StepMaker:
         rows = trained_rows(groups, overlong=self.recipe.loss.overlong)
         parts = micro_batches(rows, groups, count=self.args.gradient_accumulation_steps)
         return [collate(part, pad_id=self.pad_id) for part in parts]
-
-
-def begin_early(
-    reward: GroupReward, prompts: Sequence[Prompt], *, group_size: int, seed: int
-) -> Callable[[int, Completion], None]:
-    """Callback for `roll_out` that hands a reward what it can begin with before all has ended.
-
-    Args:
-        reward: takes completions as an `EarlyReward`, whole groups as an `EarlyGroupReward`.
-        prompts: one a group; the rollouts of group g have the positions g × `group_size` and on.
-        seed: seed that `reward` is given for the step.
-    """
-    ended: dict[int, dict[int, Completion]] = defaultdict(dict)
-
-    # rollouts end in any order
-    def begin(position: int, completion: Completion) -> None:
-        group, index = divmod(position, group_size)
-        if isinstance(reward, EarlyReward):
-            reward.begin(prompts[group], completion)
-        ended[group][index] = completion
-        if isinstance(reward, EarlyGroupReward) and len(ended[group]) == group_size:
-            completions = tuple(ended[group][index] for index in range(group_size))
-            reward.begin_group(Group(prompts[group], completions), seed=seed)
-
-    return begin
 
 
 def accumulation(recipe: GroupTraining, *, micro: int, processes: int) -> int:

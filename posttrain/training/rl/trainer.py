@@ -177,7 +177,7 @@ class GroupTrainer(Resumable, GRPOTrainer):
     def close(self) -> None:
         """Stop sampling ahead and close the engine's connections; no step can follow."""
         self.steps.ahead.close()
-        self.rollouts.runner.run(self.engine.close())
+        self.rollouts.runner.run(self.steps.close())
 
     # ---- loss ----
 
