@@ -162,8 +162,8 @@ class Client:
         gets no more requests until `on_return` has brought it up to date.
 
         Args:
-            wait: True to wait where all replicas refuse connections; False: nothing is waited for,
-                and no replica is taken out.
+            wait: True to wait where all replicas refuse connections; False: nothing is waited for
+                or tried again, and no replica is taken out.
             to: the only replica to send it to, also where it is out.
 
         Raises:
@@ -174,7 +174,7 @@ class Client:
             replicas = [replica for replica in self._replicas if replica.is_available]
             if to is not None:
                 replicas = [to]
-            sendings = [self._send(replica, path, body) for replica in replicas]
+            sendings = [self._send(replica, path, body, retry=wait) for replica in replicas]
             errors = dict(zip(replicas, await asyncio.gather(*sendings), strict=True))
             failures = {replica: error for replica, error in errors.items() if error is not None}
             if replicas and not failures:
@@ -193,15 +193,17 @@ class Client:
             await self._wait_for_replica()
 
     async def _send(
-        self, replica: Replica, path: str, body: Mapping[str, Any]
+        self, replica: Replica, path: str, body: Mapping[str, Any], *, retry: bool
     ) -> PosttrainError | None:
-        """Post with retries to one replica; the error where it does not take the body."""
+        """Post to one replica; the error where it does not take the body."""
         attempt = 0
         while True:
             try:
                 async with replica.answer(path, body):
                     return None
             except TryAgain as failure:
+                if not retry:
+                    return failure
                 try:
                     await self._pause(failure, attempt=attempt, key=0)
                 except RequestFailed as error:

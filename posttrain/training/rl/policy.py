@@ -298,7 +298,7 @@ class LoraServed(LiveEngine):
     async def _unload(self, name: str) -> None:
         # a server that is gone has no adapters either
         with contextlib.suppress(RequestFailed, ConfigError, TimeoutError):
-            async with asyncio.timeout(min(_UNLOAD_SECONDS, self._server.timeout)):
+            async with asyncio.timeout(_UNLOAD_SECONDS):
                 await self._client.send(UNLOAD, {"lora_name": name}, wait=False)
 
 

@@ -24,8 +24,8 @@ from posttrain.group_rewards import Group
 from posttrain.runs import Counts, Parent, Run, read_artifact
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.training.rl.draws import DomainShares
+from posttrain.training.rl.early import EarlyWork, begin_early
 from posttrain.training.rl.stage import GroupStage
-from posttrain.training.rl.step import begin_early
 from posttrain.training.rl.teachers import ResidentModels, open_teachers
 from reward.distill import DistillationReward
 from tests.training.methods import script
@@ -212,10 +212,11 @@ def test_a_served_teacher_is_asked_when_a_rollout_ends_and_once():
         teacher = Served(-1.0)
         reward = DistillationReward({"t": teacher}, teacher_of={"a": "t"}, max_failure_rate=0)
         reward.use_policy(Fixed(-1.5))
-        begin = begin_early(reward, prompts, group_size=3, seed=0)
+        work = EarlyWork(asyncio.get_running_loop())
+        begin = begin_early(reward, prompts, work, group_size=3, seed=0)
         for position in early:
             begin(position, everything[position])
-        await reward.finish_begun()
+        await work.finish()
         asked = [len(teacher.asked)]
         rewards = await reward.reward(groups, seed=0)
         return rewards, [*asked, len(teacher.asked)]

@@ -17,7 +17,7 @@ from posttrain.rollouts import Completion, Parameters, Prompt, RolloutLimits
 from posttrain.sampling.engines.decode import decode
 from posttrain.sampling.rollout import Task, roll_out
 from posttrain.sampling.sampler import EngineOutput, EngineRequest, Generation, Request
-from posttrain.training.rl.step import begin_early
+from posttrain.training.rl.early import EarlyWork, begin_early
 from reward.rlvr import Domain, RoutedReward
 from tests.sampling.scripted import END, Adder, Scripted, question
 
@@ -71,7 +71,13 @@ def test_a_verifier_begins_before_the_batch_is_decoded(first: str):
             sampler,
             open_environment=lambda _: Adder(),
             limits=RolloutLimits(Parameters(max_tokens=200)),
-            on_end=begin_early(reward, [t.prompt for t in tasks], group_size=1, seed=0),
+            on_end=begin_early(
+                reward,
+                [t.prompt for t in tasks],
+                EarlyWork(asyncio.get_running_loop()),
+                group_size=1,
+                seed=0,
+            ),
         )
         groups = [Group(t.prompt, (c,)) for t, c in zip(tasks, completions, strict=True)]
         return completions, await reward.reward(groups, seed=0), verifier
@@ -90,8 +96,9 @@ class Groups:
 
     begun: list[tuple[Group, int]] = field(default_factory=list)
 
-    def begin_group(self, group: Group, *, seed: int) -> None:
+    def begin_group(self, group: Group, *, seed: int) -> list[asyncio.Task[Any]]:
         self.begun.append((group, seed))
+        return []
 
 
 def test_a_group_is_handed_over_once_when_its_last_rollout_ends():
@@ -101,7 +108,9 @@ def test_a_group_is_handed_over_once_when_its_last_rollout_ends():
         position: Completion(prompts[position // 3].id, position % 3, (), "stop")
         for position in range(6)
     }
-    begin = begin_early(reward, prompts, group_size=3, seed=5)
+    with asyncio.Runner() as runner:
+        early = EarlyWork(runner.get_loop())
+    begin = begin_early(reward, prompts, early, group_size=3, seed=5)
     begun: list[int] = []
     for position in (4, 0, 3, 5, 2, 1):
         begin(position, rollouts[position])
