@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from posttrain.config.backend import ChatBackend
 from posttrain.config.load import validate
@@ -22,12 +24,18 @@ Return = Callable[[Replica], Awaitable[None]]
 
 
 def client_of(
-    *urls: str, on_return: Return | None = None, lines: list[str] | None = None, **keys: Any
+    *urls: str,
+    on_return: Return | None = None,
+    lines: list[str] | None = None,
+    check_model: bool = False,
+    **keys: Any,
 ) -> Client:
     reached = {"concurrency": 4, "timeout": 30.0, "retries": 0, "wait": 30.0} | keys
     backend = ChatBackend(kind="chat", url=urls, model="m", **reached)
     tell = (lambda line: None) if lines is None else lines.append
-    return Client(backend, first_wait=0.001, on_return=on_return, tell=tell)
+    return Client(
+        backend, first_wait=0.001, on_return=on_return, check_model=check_model, tell=tell
+    )
 
 
 def request(k: int, conversation: int | None = None) -> EngineRequest:
@@ -277,3 +285,70 @@ def test_a_model_that_no_replica_knows_stops_the_run():
 
     with pytest.raises(ConfigError, match="404"):
         run(unknown())
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_servers_that_have_all_lost_the_adapter_are_given_it_again(replicas: int):
+    """Restarted between the load and the first request, too fast to be seen to be away."""
+    loaded: list[str] = []
+
+    async def restarted():
+        async with Stub() as first, Stub() as second:
+            stubs = [first, second][:replicas]
+            for stub in stubs:
+                stub.trouble = lambda *_, url=stub.url: None if url in loaded else 404
+
+            async def load(replica: Replica) -> None:
+                loaded.append(replica.url)
+
+            client = client_of(*(stub.url for stub in stubs), on_return=load)
+            outputs = await generate(client, [request(k) for k in range(20)])
+            await client.close()
+            return outputs, {stub.url for stub in stubs}
+
+    outputs, urls = run(restarted())
+    assert outputs == run(alone([request(k) for k in range(20)]))
+    assert set(loaded) == urls
+
+
+class Named(Stub):
+    """Names the model of its answers, another one until it is brought up to date."""
+
+    model = "old"
+
+    async def completions(self, request: web.Request) -> web.StreamResponse:
+        answer: Any = await super().completions(request)
+        return web.json_response(json.loads(answer.text) | {"model": self.model})
+
+
+@pytest.mark.parametrize("is_updated", [True, False])
+def test_answers_from_other_weights_are_not_taken(is_updated: bool):
+    async def stale():
+        async with Named() as stub:
+
+            async def load(_: Replica) -> None:
+                if is_updated:
+                    stub.model = "m"
+
+            client = client_of(stub.url, on_return=load, check_model=True)
+            try:
+                return await generate(client, [request(k) for k in range(8)])
+            finally:
+                await client.close()
+
+    if is_updated:
+        assert run(stale()) == run(alone([request(k) for k in range(8)]))
+    else:
+        with pytest.raises(ConfigError, match=r"answers from 'old' in place of m"):
+            run(stale())
+
+
+def test_a_replica_that_fails_at_once_does_not_draw_all_attempts_to_itself():
+    async def broken():
+        async with Stub() as healthy, Stub(lambda *_: 500) as first, Stub(lambda *_: 503) as second:
+            client = client_of(first.url, second.url, healthy.url, retries=2)
+            outputs = await generate(client, [request(k) for k in range(40)])
+            await client.close()
+            return outputs
+
+    assert run(broken()) == run(alone([request(k) for k in range(40)]))

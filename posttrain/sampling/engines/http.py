@@ -15,7 +15,7 @@ import random
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from posttrain.config.backend import Server
@@ -49,7 +49,9 @@ class Client:
         first_wait: seconds before the second attempt, and between the first two probes of a server
             that is down; later pauses grow.
         on_return: awaited with a replica that is back, before it is sent requests again; while it
-            raises a PosttrainError, the replica stays out.
+            raises a PosttrainError, the replica stays out. Awaited also with a replica that has no
+            such model, such as a server that was started again without its adapter.
+        check_model: refuse an answer from another model than the request names.
         tell: prints a line about an outage.
     """
 
@@ -59,11 +61,15 @@ class Client:
         *,
         first_wait: float = 0.5,
         on_return: Callable[[Replica], Awaitable[None]] | None = None,
+        check_model: bool = False,
         tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self._server = server
         self._first_wait = first_wait
         self._on_return = on_return
+        self._check_model = check_model
+        # held while `on_return` runs for a replica that is not out
+        self._updating = asyncio.Lock()
         self._tell = tell
         headers = key_headers(server.api_key_env)
         self._replicas = [Replica(url, server, headers=headers) for url in server.urls]
@@ -122,20 +128,27 @@ class Client:
         """
         attempt = 0
         moves = 0
+        # replicas that have failed this request
+        failed: set[Replica] = set()
         async with self._concurrency:
             while True:
-                replica = await self._choose(conversation)
+                replica = await self._choose(conversation, avoid=failed)
+                updates = replica.updates
                 try:
                     async with replica.answer(path, body) as answer:
-                        return await read_object(answer)
+                        return self._checked(await read_object(answer), body, replica)
                 except ConnectionRefused:
                     # this does not count as an attempt: no server received the request
                     self._take_out(replica, "refuses connections")
-                except UnknownModel:
+                except UnknownModel as error:
                     # a replica without the newest adapter; another may have it
-                    if self._on_return is None or not self._others(replica):
+                    if self._on_return is not None and self._others(replica):
+                        self._take_out(replica, "lacks the model")
+                        continue
+                    if moves == len(self._replicas):
                         raise
-                    self._take_out(replica, "lacks the model")
+                    moves += 1
+                    await self._update(replica, updates, error)
                 except TryAgain as failure:
                     may_move = isinstance(failure, ConnectionBroken) and self._others(replica)
                     if may_move and moves < len(self._replicas) and not await replica.responds():
@@ -145,8 +158,38 @@ class Client:
                         continue
                     if conversation is not None:
                         self._replica_of.pop(conversation, None)
+                    failed.add(replica)
                     await self._pause(failure, attempt=attempt, key=key)
                     attempt += 1
+
+    def _checked(
+        self, answer: dict[str, Any], body: Mapping[str, Any], replica: Replica
+    ) -> dict[str, Any]:
+        """Return an answer. Raises UnknownModel where it is another model's, if that matters."""
+        model = answer.get("model")
+        requested_model = body.get("model")
+        if self._check_model and model not in (None, requested_model):
+            raise UnknownModel(
+                f"{replica.url} answers from {model!r} in place of {requested_model}"
+            )
+        return answer
+
+    async def _update(self, replica: Replica, updates: int, error: UnknownModel) -> None:
+        """Bring the last available replica up to date; raises `error` where that fails.
+
+        Args:
+            updates: number of its updates when it was sent the request that failed; nothing is done
+                if there has been one since.
+        """
+        if self._on_return is None:
+            raise error
+        async with self._updating:
+            if replica.updates == updates:
+                try:
+                    await self._on_return(replica)
+                except PosttrainError:
+                    raise error from None
+                replica.updates += 1
 
     async def send(
         self,
@@ -228,13 +271,19 @@ class Client:
 
     # ---- which replica, and when ----
 
-    async def _choose(self, conversation: int | None) -> Replica:
-        """Choose the conversation's replica, else the one with the fewest requests in flight."""
+    async def _choose(self, conversation: int | None, *, avoid: Collection[Replica]) -> Replica:
+        """Choose the conversation's replica, else the one with the fewest requests in flight.
+
+        Args:
+            avoid: replicas to choose only where there is no other: one that fails at once has few
+                in flight.
+        """
         while not self._available.is_set():
             await self._wait_for_replica()
         replica = self._replica_of.get(conversation) if conversation is not None else None
         if replica is None or not replica.is_available:
             available = [replica for replica in self._replicas if replica.is_available]
+            available = [each for each in available if each not in avoid] or available
             replica = min(available, key=lambda candidate: candidate.in_flight)
         if conversation is not None and len(self._replicas) > 1:
             self._replica_of[conversation] = replica

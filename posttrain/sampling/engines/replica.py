@@ -53,7 +53,7 @@ class ConnectionBroken(TryAgain):
 
 
 class UnknownModel(ConfigError):
-    """The server has no such address or model."""
+    """The server has no such address or model, or answers from another model."""
 
 
 class Replica:
@@ -63,12 +63,14 @@ class Replica:
         url: Address of the server.
         in_flight: Number of requests that it was sent or that wait to be sent to it.
         probe: Task that waits for the server to return; None while it is available.
+        updates: Number of times that it was brought up to date while it was available.
     """
 
     def __init__(self, url: str, server: Server, *, headers: Mapping[str, str]) -> None:
         self.url = url
         self.in_flight = 0
         self.probe: Task[None] | None = None
+        self.updates = 0
         self._concurrency = server.concurrency
         self._timeout = server.timeout
         self._headers = headers

@@ -235,7 +235,7 @@ class LoraServed(LiveEngine):
         server = trainer.recipe.rollouts
         assert isinstance(server, LoraServer)
         self._server = server
-        self._client = Client(server, on_return=self._load_again)
+        self._client = Client(server, on_return=self._load_again, check_model=True)
         self.client = self._client
         # name and folder of the current step's adapter
         self._loaded: tuple[str, Path] | None = None
