@@ -28,13 +28,19 @@ def client_of(
     on_return: Return | None = None,
     lines: list[str] | None = None,
     check_model: bool = False,
+    patience: float = 30.0,
     **keys: Any,
 ) -> Client:
     reached = {"concurrency": 4, "timeout": 30.0, "retries": 0, "wait": 30.0} | keys
     backend = ChatBackend(kind="chat", url=urls, model="m", **reached)
     tell = (lambda line: None) if lines is None else lines.append
     return Client(
-        backend, first_wait=0.001, on_return=on_return, check_model=check_model, tell=tell
+        backend,
+        first_wait=0.001,
+        patience=patience,
+        on_return=on_return,
+        check_model=check_model,
+        tell=tell,
     )
 
 
@@ -194,6 +200,21 @@ def test_a_replica_that_misses_an_update_is_not_asked_until_it_is_brought_up_to_
     assert returned == [url]
 
 
+def test_a_replica_that_hangs_in_an_update_does_not_hold_up_the_others():
+    lines: list[str] = []
+
+    async def updated():
+        async with Stub() as first, Stub(lambda *_: "hang") as second:
+            client = client_of(first.url, second.url, lines=lines, patience=0.01)
+            await client.send("/chat/completions", {"messages": [{"content": "load"}], "seed": -1})
+            outputs = await generate(client, [request(k) for k in range(8)])
+            await client.close()
+            return outputs, seeds(second)
+
+    assert run(updated()) == (run(alone([request(k) for k in range(8)])), [-1])
+    assert "has missed /chat/completions (no answer 0.01 s after another replica's)" in lines[0]
+
+
 def test_a_replica_returns_although_connections_are_dropped_at_the_start_of_every_step():
     """A probe that wakes with the step was cut off by it, in every step of some length."""
     returned: list[str] = []
@@ -332,14 +353,15 @@ def test_answers_from_other_weights_are_not_taken(is_updated: bool):
 
             client = client_of(stub.url, on_return=load, check_model=True)
             try:
-                return await generate(client, [request(k) for k in range(8)])
+                outputs = await generate(client, [request(k) for k in range(8)])
+                return outputs, stub.model
             finally:
                 await client.close()
 
     if is_updated:
-        assert run(stale()) == run(alone([request(k) for k in range(8)]))
+        assert run(stale()) == (run(alone([request(k) for k in range(8)])), "m")
     else:
-        with pytest.raises(ConfigError, match=r"answers from 'old' in place of m"):
+        with pytest.raises(ConfigError, match="answers from 'old' in place of m"):
             run(stale())
 
 

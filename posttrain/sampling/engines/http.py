@@ -20,6 +20,7 @@ from typing import Any
 
 from posttrain.config.backend import Server
 from posttrain.errors import PosttrainError
+from posttrain.sampling.cancellation import cancel_all
 from posttrain.sampling.engines.replica import (
     MAX_RETRY_PAUSE,
     ConnectionBroken,
@@ -48,6 +49,7 @@ class Client:
     Args:
         first_wait: seconds before the second attempt, and between the first two probes of a server
             that is down; later pauses grow.
+        patience: seconds for a replica to take what another one has taken (`send`).
         on_return: awaited with a replica that is back, before it is sent requests again; while it
             raises a PosttrainError, the replica stays out. Awaited also with a replica that has no
             such model, such as a server that was started again without its adapter.
@@ -60,12 +62,14 @@ class Client:
         server: Server,
         *,
         first_wait: float = 0.5,
+        patience: float = 30.0,
         on_return: Callable[[Replica], Awaitable[None]] | None = None,
         check_model: bool = False,
         tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
     ) -> None:
         self._server = server
         self._first_wait = first_wait
+        self._patience = patience
         self._on_return = on_return
         self._check_model = check_model
         # held while `on_return` runs for a replica that is not out
@@ -201,8 +205,9 @@ class Client:
     ) -> None:
         """Post to all available replicas; take out those that fail or, without `wait`, raise.
 
-        The texts of the answers are ignored. A replica that does not take it while another does
-        gets no more requests until `on_return` has brought it up to date.
+        The texts of the answers are ignored. A replica that does not take it while another does, or
+        not within `patience` behind it, gets no more requests until `on_return` has brought it up
+        to date.
 
         Args:
             wait: True to wait where all replicas refuse connections; False: nothing is waited for
@@ -217,8 +222,7 @@ class Client:
             replicas = [replica for replica in self._replicas if replica.is_available]
             if to is not None:
                 replicas = [to]
-            sendings = [self._send(replica, path, body, retry=wait) for replica in replicas]
-            errors = dict(zip(replicas, await asyncio.gather(*sendings), strict=True))
+            errors = await self._send_to_each(replicas, path, body, retry=wait)
             failures = {replica: error for replica, error in errors.items() if error is not None}
             if replicas and not failures:
                 return
@@ -234,6 +238,33 @@ class Client:
                     raise error
                 self._take_out(replica, "refuses connections")
             await self._wait_for_replica()
+
+    async def _send_to_each(
+        self, replicas: Sequence[Replica], path: str, body: Mapping[str, Any], *, retry: bool
+    ) -> dict[Replica, PosttrainError | None]:
+        """Post to replicas; the error of each that does not take the body."""
+        sendings = {
+            replica: asyncio.ensure_future(self._send(replica, path, body, retry=retry))
+            for replica in replicas
+        }
+        pending = set(sendings.values())
+        patience: float | None = None
+        try:
+            while pending:
+                done, pending = await asyncio.wait(
+                    pending, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                if any(sending.result() is None for sending in done):
+                    patience = self._patience
+        finally:
+            await cancel_all(pending)
+        late = RequestFailed(f"no answer {self._patience:g} s after another replica's")
+        return {
+            replica: late if sending in pending else sending.result()
+            for replica, sending in sendings.items()
+        }
 
     async def _send(
         self, replica: Replica, path: str, body: Mapping[str, Any], *, retry: bool
