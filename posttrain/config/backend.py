@@ -6,6 +6,7 @@ A recipe never holds an API key: `api_key_env` names the environment variable th
 import importlib.util
 import re
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
@@ -16,7 +17,8 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 ThinkingSwitch = Literal[
     "fixed", "enable_thinking", "thinking", "enable_thinking_field", "reasoning_effort", "reasoning"
 ]
-_URL = re.compile(r"https?://[^\s/]+")
+_URL = re.compile(r"https?://[^\s/]+(/\S*)?")
+_PORTS = {"http": 80, "https": 443}
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -111,7 +113,7 @@ class Server(Strict):
         addresses = tuple(_address(each) for each in url)
         if not addresses:
             raise ValueError("name an address, or a list of them")
-        if len(set(addresses)) < len(addresses):
+        if len(set(map(_destination, addresses))) < len(addresses):
             raise ValueError("an address is listed twice; raise concurrency to send it more")
         return addresses
 
@@ -126,11 +128,19 @@ class Server(Strict):
 
 def _address(url: str) -> str:
     """An address without a slash at its end. Raises ValueError where it is none."""
-    if not _URL.match(url):
-        raise ValueError(f"{url!r} is no address: it begins with http:// or https://")
+    if not _URL.fullmatch(url):
+        raise ValueError(
+            f"{url!r} is no address: it begins with http:// or https:// and holds no blank"
+        )
     if "@" in url or "?" in url:
         raise ValueError("a url here holds no user, key or query; name api_key_env instead")
     return url.rstrip("/")
+
+
+def _destination(url: str) -> tuple[str | None, int, str]:
+    """Host, port and path of an address, the same for all spellings of it."""
+    parts = urlsplit(url)
+    return parts.hostname, parts.port or _PORTS[parts.scheme], parts.path
 
 
 class CompletionsBackend(Server, Rendering):

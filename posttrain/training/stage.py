@@ -421,7 +421,13 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         trainer = prepared.trainer
         page = self.page if trainer.is_world_process_zero() else None
         try:
-            train_to_the_end(trainer, self.out, base=self.recipe.model, special=prepared.special)
+            try:
+                train_to_the_end(
+                    trainer, self.out, base=self.recipe.model, special=prepared.special
+                )
+            finally:
+                # before the page is drawn: requests to servers may be under way
+                trainer.close()
         except KeyboardInterrupt:
             if page is not None:
                 step = trainer.state.global_step
@@ -431,8 +437,6 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             if page is not None:
                 write_page(page.write_stopped)
             raise
-        finally:
-            trainer.close()
         if not trainer.is_world_process_zero():
             return None
         return self._finish(prepared, directory)

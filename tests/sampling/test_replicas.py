@@ -285,11 +285,15 @@ def test_addresses_are_checked_one_by_one():
     backend = validate(fields, ChatBackend, where="test")
     assert backend.urls == ("http://a/v1", "http://b/v1")
     assert backend.total_concurrency == 2 * backend.concurrency
-    for urls, why in (((), "name an address"), (("http://a", "http://a/"), "listed twice")):
-        with pytest.raises(ValueError, match=why):
-            ChatBackend(kind="chat", url=urls, model="m")
-    with pytest.raises(ValueError, match="is no address"):
-        ChatBackend(kind="chat", url=("http://a", "b"), model="m")
+    with pytest.raises(ValueError, match="name an address"):
+        ChatBackend(kind="chat", url=(), model="m")
+    for other in ("http://a/v1//", "http://A/v1", "http://a:80/v1"):
+        with pytest.raises(ValueError, match="listed twice"):
+            ChatBackend(kind="chat", url=("http://a/v1", other), model="m")
+    for other in ("b", "http://a/v1 ", "http://a b/v1"):
+        with pytest.raises(ValueError, match="is no address"):
+            ChatBackend(kind="chat", url=("http://a", other), model="m")
+    assert ChatBackend(kind="chat", url=("http://a", "https://a"), model="m")
 
 
 def test_a_model_that_no_replica_knows_stops_the_run():

@@ -56,12 +56,16 @@ async def held() -> tuple[int, str]:
 
 @dataclass
 class Servers:
-    """A policy's server and a judge's or teacher's, of which the last rollout of a step, or its
-    first judgement or score, `ends` the run; all others of that step are held.
+    """A policy's server and a judge's or teacher's.
+
+    The last rollout of a step, or its first judgement or score, may end the run. Otherwise that
+    rollout and all judgements and scores of the step are held.
 
     Attributes:
         step: the step, from 0; those before it are answered.
-        ends: called when the other server holds its requests; returns what is answered.
+        rollout_ends: called when the other server holds three requests; returns the answer to the
+            last rollout, None to hold it as well.
+        other_ends: likewise of each request to the other server, once the last rollout is held.
     """
 
     step: int
@@ -71,7 +75,8 @@ class Servers:
     other: HeldServer = field(init=False)
     _rollouts: int = 0
     _last_rollout: asyncio.Event = field(default_factory=asyncio.Event)
-    _other: asyncio.Event = field(default_factory=asyncio.Event)
+    _others: int = 0
+    _three_others: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer_policy(self, path: str, _body: Any) -> tuple[int, Any]:
         if path != "/completions":
@@ -80,7 +85,7 @@ class Servers:
         if self._rollouts == (self.step + 1) * STEP:
             self._last_rollout.set()
             if self.rollout_ends is not None:
-                await asyncio.wait_for(self._other.wait(), LIMIT)
+                await asyncio.wait_for(self._three_others.wait(), LIMIT)
                 answer = self.rollout_ends()
                 if answer is not None:
                     return answer
@@ -93,7 +98,9 @@ class Servers:
             return 200, {"data": []}
         if self._rollouts <= self.step * STEP:
             return 200, judged(body) if "messages" in body else scored(body)
-        self._other.set()
+        self._others += 1
+        if self._others == 3:
+            self._three_others.set()
         if self.other_ends is not None:
             await asyncio.wait_for(self._last_rollout.wait(), LIMIT)
             answer = self.other_ends()
@@ -259,7 +266,7 @@ def test_ctrl_c_cuts_all_that_is_under_way(
 
             def on_step_end() -> None:
                 if while_training:
-                    servers.other.wait_for(lambda: servers.other.open > 0)
+                    servers.other.wait_for(lambda: servers.other.open >= 3)
                     interrupt()
 
             recipe = recipe_of(policy, tmp_path / "out", servers.policy.url, lag=lag)
