@@ -40,6 +40,8 @@ class EarlyWork:
         error = None if task.cancelled() else task.exception()
         if error is not None and not self._failure.done():
             self._failure.set_exception(error)
+            # retrieved here: nobody waits for it between two calls of `beside`
+            self._failure.exception()
 
     async def beside(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Wait for a coroutine. The first error, its own or that of a task, cancels all others."""
