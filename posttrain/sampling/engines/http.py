@@ -148,11 +148,11 @@ class Client:
                     # a replica without the newest adapter; another may have it
                     if self._on_return is not None and self._others(replica):
                         self._take_out(replica, "lacks the model")
-                        continue
-                    if moves == len(self._replicas):
+                    elif self._on_return is not None and moves < len(self._replicas):
+                        moves += 1
+                        await self._update(replica, updates, error)
+                    else:
                         raise
-                    moves += 1
-                    await self._update(replica, updates, error)
                 except TryAgain as failure:
                     may_move = isinstance(failure, ConnectionBroken) and self._others(replica)
                     if may_move and moves < len(self._replicas) and not await replica.responds():
@@ -179,14 +179,13 @@ class Client:
         return answer
 
     async def _update(self, replica: Replica, updates: int, error: UnknownModel) -> None:
-        """Bring the last available replica up to date; raises `error` where that fails.
+        """Bring the last available replica up to date. Raises `error` where that fails.
 
         Args:
             updates: number of its updates when it was sent the request that failed; nothing is done
                 if there has been one since.
         """
-        if self._on_return is None:
-            raise error
+        assert self._on_return is not None, "nothing brings a replica up to date"
         async with self._updating:
             if replica.updates == updates:
                 try:
