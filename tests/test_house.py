@@ -139,6 +139,20 @@ def test_encoding_and_packing_load_no_tokenizer():
     assert [f.name for f in files if imported(f) & HEAVY] == with_tokenizer
 
 
+def test_scipy_stats_is_imported_in_one_function_alone():
+    """It takes longer to import than a page or an evaluation of few records takes to be made."""
+    importers: list[str] = []
+    for path in PRODUCT:
+        for node in nodes(path):
+            if not isinstance(node, ast.ImportFrom) or not node.module:
+                continue
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            if node.module == "scipy.stats" or "scipy.stats" in names:
+                assert node.col_offset > 0, path
+                importers.append(path.name)
+    assert importers == ["sensitivity.py"]
+
+
 def test_the_light_files_stay_light():
     heavy = HEAVY | {"numpy", "datasets", "pyarrow"}
     assert [name for name in LIGHT_FILES if imported(ROOT / name) & heavy] == []

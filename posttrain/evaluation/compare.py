@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from posttrain.config.eval import GateConfig, GateRule
 from posttrain.config.load import nearest
@@ -129,7 +129,7 @@ class Changes:
         mean, error, degrees = self._moments()
         if error == math.inf:
             return -math.inf, math.inf
-        half = float(stats.t.ppf(quantile, degrees)) * error
+        half = float(special.stdtrit(degrees, quantile)) * error
         if self.samples is None:
             return mean - half, mean + half
         return max(-1.0, mean - half), min(1.0, mean + half)
@@ -140,7 +140,7 @@ class Changes:
         mean, error, degrees = self._moments()
         if mean == 0 or error == math.inf:
             return 1.0
-        return 2 * float(stats.t.sf(abs(mean) / error, degrees)) if error else 0.0
+        return 2 * float(special.stdtr(degrees, -abs(mean) / error)) if error else 0.0
 
     def _moments(self) -> tuple[float, float, float]:
         """Mean, its standard error and the degrees of freedom, with the added samples."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 Z95 = 1.959963984540054  # normal quantile of a two-sided 95 % interval
 DRAWS = 1000  # of a bootstrap
@@ -89,7 +89,7 @@ def p_of_half(means: Floats) -> float:
     if that interval leaves out one half.
     """
     z = 2 * abs(float(means.mean()) - 0.5) * math.sqrt(effective_samples(means))
-    return 2 * float(stats.norm.sf(z))
+    return 2 * float(special.ndtr(-z))
 
 
 def effective_samples(means: Floats) -> float:
@@ -106,7 +106,7 @@ def effective_samples(means: Floats) -> float:
     variance = float(means.var(ddof=1)) / questions
     if variance > 0 and 0 < share < 1:
         effective = max(share * (1 - share) / variance, questions)
-    return effective * (Z95 / float(stats.t.ppf(0.975, questions - 1))) ** 2
+    return effective * (Z95 / float(special.stdtrit(questions - 1, 0.975))) ** 2
 
 
 def wilson(share: float, trials: float) -> tuple[float, float]:
@@ -129,7 +129,7 @@ def welch(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     if variance == 0:
         return change, change
     degrees = variance**2 / (variance_a**2 / (len(a) - 1) + variance_b**2 / (len(b) - 1))
-    half = float(stats.t.ppf(0.975, degrees)) * math.sqrt(variance)
+    half = float(special.stdtrit(degrees, 0.975)) * math.sqrt(variance)
     return change - half, change + half
 
 
@@ -149,7 +149,7 @@ def ratio(sums: Sequence[float], counts: Sequence[int]) -> Estimate:
     # change of the ratio, times the number of items, where one cluster is left out
     changes = (np.asarray(sums) - value * np.asarray(counts)) / (1 - np.asarray(counts) / items)
     error = math.sqrt((clusters - 1) / clusters * float(np.sum(changes**2))) / items
-    half = float(stats.t.ppf(0.975, clusters - 1)) * error
+    half = float(special.stdtrit(clusters - 1, 0.975)) * error
     return Estimate(value, value - half, value + half, questions=clusters, samples=items)
 
 

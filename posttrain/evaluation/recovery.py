@@ -15,7 +15,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from posttrain.config.eval import RecoveryConfig
 from posttrain.evaluation.intervals import by_question
@@ -74,7 +74,7 @@ def recovery(
     lead = float(leads.mean())
     # variances and covariance of the two means
     (gain_variance, covariance), (_, lead_variance) = np.cov(gains, leads) / questions
-    t_squared = float(stats.t.ppf((1 + quantile) / 2, questions - 1)) ** 2
+    t_squared = float(special.stdtrit(questions - 1, (1 + quantile) / 2)) ** 2
     # the ratios ρ of the interval: a ρ² − 2 b ρ + c ≤ 0
     a = lead**2 - t_squared * float(lead_variance)
     b = gain * lead - t_squared * float(covariance)

@@ -17,8 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from scipy import stats
-from scipy.optimize import brentq
+from scipy import special
 
 from posttrain.evaluation.intervals import Floats, wilson
 from posttrain.evaluation.metrics import ALL, Cell, by_cell
@@ -72,16 +71,19 @@ def sensitivity(means: Floats, variances: Floats | None) -> Sensitivity:
     # the larger the true spread, the rarer so small a statistic: 97.5 % gives the lower bound
     low = scale * math.sqrt(_noncentrality(statistic, degrees, 0.975))
     high = scale * math.sqrt(_noncentrality(statistic, degrees, 0.025))
-    return Sensitivity(sd, floor, debiased, low, high, p=float(stats.chi2.sf(statistic, degrees)))
+    return Sensitivity(sd, floor, debiased, low, high, p=float(special.chdtrc(degrees, statistic)))
 
 
 def _noncentrality(statistic: float, degrees: int, share: float) -> float:
     """Noncentrality, not below 0, with which a share of draws is at most the statistic."""
-    if stats.chi2.cdf(statistic, degrees) <= share:
+    if special.chdtr(degrees, statistic) <= share:
         return 0.0
+    # here, because they take longer to import than most evaluations need to be shown
+    from scipy.optimize import brentq
+    from scipy.stats import ncx2
 
     def excess(noncentrality: float) -> float:
-        return float(stats.ncx2.cdf(statistic, degrees, noncentrality)) - share
+        return float(ncx2.cdf(statistic, degrees, noncentrality)) - share
 
     # at ten standard deviations above the statistic the share is far below 2.5 %
     upper = (math.sqrt(statistic) + 10) ** 2

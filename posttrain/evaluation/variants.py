@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from posttrain.evaluation.run import Record
 from posttrain.rollouts import metadata_of
@@ -52,7 +52,7 @@ def variant_rows(records: Sequence[Record]) -> list[Row]:
         drops = np.array(originals) - np.array(variants)
         drop = float(drops.mean())
         error = float(drops.std(ddof=1)) / math.sqrt(len(drops))
-        half = float(stats.t.ppf(0.975, len(drops) - 1)) * error
+        half = float(special.stdtrit(len(drops) - 1, 0.975)) * error
         rows.append(
             {
                 "checkpoint": checkpoint,

@@ -219,7 +219,7 @@ def test_the_recipes_of_a_family(name: str, tmp_path: Path, monkeypatch: pytest.
             "--config",
             f"models/{name}/sft",
             *on_cpu,
-            *("trainer.max_steps=2", "trainer.gradient_accumulation_steps=2"),
+            *("trainer.max_steps=2", "trainer.gradient_accumulation_steps=1"),
         ]
     )
     (build_dpo,) = re.findall(
@@ -228,7 +228,7 @@ def test_the_recipes_of_a_family(name: str, tmp_path: Path, monkeypatch: pytest.
     dispatch(shlex.split(build_dpo))
     dispatch([
         "dpo", "--config", f"models/{name}/dpo", *on_cpu,
-        *("batch=4", "trainer.max_steps=2", "trainer.warmup_steps=0"),
+        *("batch=4", "trainer.max_steps=1", "trainer.warmup_steps=0"),
     ])  # fmt: skip
 
     # -- answers and calls are trained through what ends the family's turns, and nothing else is

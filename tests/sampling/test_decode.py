@@ -144,9 +144,9 @@ def test_a_budget_is_cut_at_exactly_n_tokens(attention, budget):
 
     limit = Budget(budget, CLOSE, closing)
     asked = [
-        ask(p, seed=k, temperature=0.0, budget=limit, logps=True) for k, p in enumerate(prompts())
+        ask(p, seed=k, temperature=0.0, budget=limit, logps=True) for k, p in enumerate(prompts(6))
     ]
-    found = decode(attention, asked, batch_size=5)
+    found = decode(attention, asked, batch_size=4)
     assert any(one.forced for one in found)
     for request, one in zip(asked, found, strict=True):
         head = plain_greedy(attention, request.ids, stops=(*STOPS, CLOSE), limit=budget)

@@ -31,6 +31,18 @@ from posttrain.report.section import LineChart, Section, Series
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240  # far above what a run takes on a busy machine
+LATE = (
+    "peft.utils.transformers_weight_conversion",
+    "posttrain.evaluation.intervals",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.utils.serialization.config",
+)
+LATE_OF_DEEPSPEED = (
+    "deepspeed.module_inject.auto_ep_layer",
+    "deepspeed.runtime.superoffload.superoffload_stage3",
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "deepspeed.runtime.zero.muon.original_muon",
+)
 SHARDING = ("ACCELERATE_USE_", "ACCELERATE_DEEPSPEED_", "FSDP_", "PARALLELISM_CONFIG_")
 
 
@@ -79,8 +91,11 @@ def forked(
 @functools.cache
 def _warm_up(*, deepspeed: bool) -> None:
     """What is imported late, or first used: once here, not in every process."""
+    for name in LATE:
+        importlib.import_module(name)
     if deepspeed:  # it looks for a compiler
-        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+        for name in LATE_OF_DEEPSPEED:
+            importlib.import_module(name)
     chart = LineChart([Series("", [0, 1], [0, 1])], x="", y="")
     page_html([Section("", [chart])], title="")
 

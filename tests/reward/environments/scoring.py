@@ -14,15 +14,22 @@ from reward.environments.base import RLVREnvironment, Script, replay, says
 
 def verify(environment: RLVREnvironment, prompt: Prompt, *scripts: Script | str) -> list[Score]:
     """One score a script; a text is a completion that is one answer."""
+    return verify_each(environment, [(prompt, script) for script in scripts])
 
-    async def one(script: Script | str) -> Score:
+
+def verify_each(
+    environment: RLVREnvironment, tasks: Sequence[tuple[Prompt, Script | str]]
+) -> list[Score]:
+    """One score a task, in one event loop: to start and end one takes longer than most scores."""
+
+    async def verified(prompt: Prompt, script: Script | str) -> Score:
         script = says(script) if isinstance(script, str) else script
         return await environment.verify(prompt, await replay(environment, prompt, script))
 
-    async def every() -> list[Score]:
-        return await asyncio.gather(*map(one, scripts))
+    async def gather() -> list[Score]:
+        return await asyncio.gather(*(verified(prompt, script) for prompt, script in tasks))
 
-    return asyncio.run(every())
+    return asyncio.run(gather())
 
 
 LIMITS = RolloutLimits(Parameters(max_tokens=8192), max_turns=15)

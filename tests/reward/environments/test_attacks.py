@@ -24,7 +24,7 @@ from tests.reward.environments.attacks.every_form import attacks_on
 from tests.reward.environments.attacks.state_tricks import STATE_TRICKS
 from tests.reward.environments.attacks.structure_tricks import KNOWN_TO_PASS
 from tests.reward.environments.generated_tasks import rows
-from tests.reward.environments.scoring import verify
+from tests.reward.environments.scoring import verify, verify_each
 
 
 @pytest.mark.parametrize("name", sorted({*ATTACKS, *STATE_TRICKS} - {"code"}))
@@ -32,10 +32,10 @@ def test_wrong_answers_fail_and_right_ones_pass(name: str):
     environment = ENVIRONMENTS[name]()
     prompts = [environment.prompt(row) for row in rows(name, seed=5, count=3)]
     attacks = list(attacks_on(environment, prompts, 0))
+    scores = verify_each(environment, [(prompt, attack.script) for prompt, attack in attacks])
     wrong = [
         (prompt.gold, attack.form, score)
-        for prompt, attack in attacks
-        for score in verify(environment, prompt, attack.script)
+        for (prompt, attack), score in zip(attacks, scores, strict=True)
         if score.value is None or environment.passes(score) != attack.right
     ]
     assert {form for _, form, _ in wrong} <= KNOWN_TO_PASS, wrong

@@ -127,21 +127,21 @@ def run(recipe: GroupTraining, batch: int | None = None, *, processes: int = 1) 
     return forked(stage, processes=processes, check=batch is None).codes
 
 
-@pytest.mark.parametrize(("lag", "processes"), [(0, 1), (1, 1), (1, 2)])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_run_that_is_killed_ends_with_the_same_weights(
-    policy: Path, tmp_path: Path, lag: int, processes: int
+    policy: Path, tmp_path: Path, processes: int
 ):
-    """Killed twice while a batch is rewarded, each time behind another checkpoint."""
-    keys = {
-        "rollouts": {"engine": "in_process", "lag": lag},
-        "launch": {"world_size": processes, "sharding": "none"},
-    }
+    """Killed twice while a batch is rewarded, each time behind another checkpoint.
+
+    Runs without lag are killed there in tests/training/test_resume.py.
+    """
+    keys = {**LAG, "launch": {"world_size": processes, "sharding": "none"}}
     trainer = TRAINER | {"save_steps": 1, "per_device_train_batch_size": 2}
     whole = make_recipe(policy, tmp_path / "whole", trainer, **keys)
     killed = make_recipe(policy, tmp_path / "killed", trainer, **keys)
     run(whole, processes=processes)
     # batches that a process rewards begin anew behind a checkpoint
-    for batch in (2, 1) if lag else (1, 1):
+    for batch in (2, 1):
         assert -signal.SIGKILL in run(killed, batch, processes=processes)
     run(killed, processes=processes)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
