@@ -13,6 +13,7 @@ the tool, and `payload` the argument that holds the object, unless the arguments
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Mapping
@@ -46,8 +47,8 @@ class StructuredOutputEnvironment(RLVREnvironment):
             return f"format {output_format!r} is none of {', '.join(FORMATS)}"
         if not isinstance(schema, dict):
             return "no schema"
-        if (error := schema_error(validator_for(cast(Any, schema)), schema)) is not None:
-            return f"schema: {error.message}"
+        if (problem := _schema_problem(json_text(cast(Any, schema)))) is not None:
+            return f"schema: {problem}"
         if task.get("match", "content") not in ("content", "schema_only"):
             return f"match {task['match']!r} is neither content nor schema_only"
         if output_format == "tool_call" and task.get("tool") not in declared(prompt):
@@ -88,6 +89,15 @@ class StructuredOutputEnvironment(RLVREnvironment):
             explanation += f"; it does not have {', '.join(grounding.contradicted[:3])}"
         figures = {"unchecked": grounding.unchecked}
         return Score(float(grounding.holds), shown, explanation, figures=figures)
+
+
+# rows of a data set share schemas, and a check takes as long as reading hundreds of answers
+@functools.lru_cache(maxsize=1024)
+def _schema_problem(text: str) -> str | None:
+    """First error of a schema, given as JSON text; None for a valid one."""
+    schema: Any = json.loads(text)
+    error = schema_error(validator_for(schema), schema)
+    return None if error is None else error.message
 
 
 def _read_value(task: Mapping[str, Any], completion: Completion) -> Any:
