@@ -209,8 +209,8 @@ class Client:
         to date.
 
         Args:
-            wait: True to wait where all replicas refuse connections; False: nothing is waited for
-                or tried again, and no replica is taken out.
+            wait: True to wait where all replicas refuse connections; False: none is waited for or
+                taken out.
             to: the only replica to send it to, also where it is out.
 
         Raises:
@@ -221,7 +221,7 @@ class Client:
             replicas = [replica for replica in self._replicas if replica.is_available]
             if to is not None:
                 replicas = [to]
-            errors = await self._send_to_each(replicas, path, body, retry=wait)
+            errors = await self._send_to_each(replicas, path, body)
             failures = {replica: error for replica, error in errors.items() if error is not None}
             if replicas and not failures:
                 return
@@ -239,12 +239,11 @@ class Client:
             await self._wait_for_replica()
 
     async def _send_to_each(
-        self, replicas: Sequence[Replica], path: str, body: Mapping[str, Any], *, retry: bool
+        self, replicas: Sequence[Replica], path: str, body: Mapping[str, Any]
     ) -> dict[Replica, PosttrainError | None]:
         """Post to replicas; the error of each that does not take the body."""
         sendings = {
-            replica: asyncio.ensure_future(self._send(replica, path, body, retry=retry))
-            for replica in replicas
+            replica: asyncio.ensure_future(self._send(replica, path, body)) for replica in replicas
         }
         pending = set(sendings.values())
         patience: float | None = None
@@ -266,17 +265,15 @@ class Client:
         }
 
     async def _send(
-        self, replica: Replica, path: str, body: Mapping[str, Any], *, retry: bool
+        self, replica: Replica, path: str, body: Mapping[str, Any]
     ) -> PosttrainError | None:
-        """Post to one replica; the error where it does not take the body."""
+        """Post with retries to one replica; the error where it does not take the body."""
         attempt = 0
         while True:
             try:
                 async with replica.answer(path, body):
                     return None
             except TryAgain as failure:
-                if not retry:
-                    return failure
                 try:
                     await self._pause(failure, attempt=attempt, key=0)
                 except RequestFailed as error:

@@ -51,8 +51,6 @@ LOAD = "/load_lora_adapter"
 UNLOAD = "/unload_lora_adapter"
 # log-probabilities at the sampling temperature, not at 1
 PROCESSED = "processed_logprobs"
-# a server that hangs must not hold up a step, or the end of a run
-_UNLOAD_SECONDS = 10.0
 NamedTensors = Generator[tuple[str, torch.Tensor], None, None]
 
 
@@ -226,9 +224,14 @@ class LoraServed(LiveEngine):
 
     An adapter is small enough to go by way of the disk. Every step has an adapter name of its own:
     under a name used twice, vLLM may answer from the prefix cache of the earlier weights.
+
+    Attributes:
+        unload_seconds: limit of unloading an adapter, with all retries: a server that hangs must
+            not hold up a step, or the end of a run.
     """
 
     beside = True
+    unload_seconds = 10.0
 
     def __init__(self, trainer: GroupTrainer) -> None:
         super().__init__(trainer)
@@ -298,7 +301,7 @@ class LoraServed(LiveEngine):
     async def _unload(self, name: str) -> None:
         # a server that is gone has no adapters either
         with contextlib.suppress(RequestFailed, ConfigError, TimeoutError):
-            async with asyncio.timeout(_UNLOAD_SECONDS):
+            async with asyncio.timeout(self.unload_seconds):
                 await self._client.send(UNLOAD, {"lora_name": name}, wait=False)
 
 

@@ -376,17 +376,36 @@ def test_a_model_in_this_process_is_left_alone_when_its_call_has_ended(policy: P
     asyncio.run(cancelled())
 
 
+def served_engine(tmp_path: Path, url: str) -> LoraServed:
+    """Engine of a server that has the adapter of step 3."""
+    served = {"engine": "lora_server", "url": url, "retries": 2}
+    recipe = make_recipe(tmp_path, tmp_path, **ADAPTER, rollouts=served)
+    trainer: Any = SimpleNamespace(recipe=recipe, is_world_process_zero=lambda: True)
+    engine = LoraServed(trainer)
+    engine._loaded = ("policy-00003", tmp_path)
+    return engine
+
+
 def test_a_server_that_does_not_unload_its_adapter_does_not_hold_up_the_end(tmp_path: Path):
     async def answer(_path: str, _body: Any) -> tuple[int, Any]:
         return await held()
 
     with held_servers() as open_server, asyncio.Runner() as runner:
         server = open_server(answer)
-        served = {"engine": "lora_server", "url": server.url, "timeout": 0.05, "retries": 2}
-        recipe = make_recipe(tmp_path, tmp_path, **ADAPTER, rollouts=served)
-        trainer: Any = SimpleNamespace(recipe=recipe, is_world_process_zero=lambda: True)
-        engine = LoraServed(trainer)
-        engine._loaded = ("policy-00003", tmp_path)
+        engine = served_engine(tmp_path, server.url)
+        engine.unload_seconds = 0.05
         runner.run(engine.close())
         assert server.wait_for(lambda: not server.open)
     assert [path for path, _ in server.begun] == [UNLOAD]
+
+
+def test_a_server_that_refuses_to_unload_an_adapter_is_asked_again(tmp_path: Path):
+    refusals = [429, 500]
+
+    async def answer(_path: str, _body: Any) -> tuple[int, Any]:
+        return (refusals.pop(0), "busy") if refusals else (200, "removed")
+
+    with held_servers() as open_server, asyncio.Runner() as runner:
+        server = open_server(answer)
+        runner.run(served_engine(tmp_path, server.url).close())
+    assert [path for path, _ in server.begun] == [UNLOAD] * 3
