@@ -249,6 +249,12 @@ def test_a_teacher_that_is_gone_for_longer_than_the_run_waits_cuts_the_rollouts(
     assert [path for path, _ in servers.policy.cut] == ["/completions"]
 
 
+def heed_ctrl_c() -> None:
+    """Raise KeyboardInterrupt for Ctrl-C in a process of a test's own."""
+    # a shell has the jobs that it begins in the background ignore it, and their children do
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -261,6 +267,7 @@ def test_ctrl_c_cuts_all_that_is_under_way(
     """While the run waits for its rollouts, and with lag 1 also while it trains."""
 
     def interrupted() -> None:
+        heed_ctrl_c()
         ends = None if while_training else interrupt
         with opened(Servers(step=lag, rollout_ends=ends)) as servers:
 
@@ -301,6 +308,7 @@ def test_a_run_that_was_interrupted_while_it_sampled_ahead_ends_with_the_same_by
                     interrupt()
 
             def stage() -> None:
+                heed_ctrl_c()
                 watched = Watched(recipe, prompts=PROMPTS, reward=Scripted(words_of))
                 watched.on_step_end = on_step_end
                 watched.run(dry_run=False)
