@@ -6,8 +6,8 @@ A reward gives each rollout one of three things, and all three may stand in one 
     (0.1, −0.4, …)   a value for each token that the policy wrote, which is that token's advantage
     None             unscored: in nobody's mean and deviation, and not trained on
 
-Nothing invents a number where there is none. A reward also describes what of it is worth a look in
-a run's report (`RewardReport`), so that no page knows a method by its name.
+Nothing invents a number where there is none. A run's report chooses what to show of a reward by the
+parts that it logs (`posttrain/pages/rl.py`), so that no page knows a method by its name.
 """
 
 from __future__ import annotations

@@ -123,7 +123,8 @@ class Run:
             if owner["kind"] != kind:
                 raise ConfigError(f"{out} holds a {owner['kind']!r} artifact, not {kind!r}")
             if owner["config_digest"] != run.config_digest:
-                changed = ", ".join(differing_keys(owner["config"], config)) or "(nested values)"
+                changed = ", ".join(differing_keys(owner["config"], config))
+                changed = changed or "keys that one of them lacks: of another version of posttrain"
                 raise ConfigError(
                     f"{out} was made by another config (they differ in: {changed}); choose another "
                     "out=, or delete the directory to start over"

@@ -345,7 +345,9 @@ _VERDICT_CURVES = (
 
 @ui.section("Verdicts against gold")
 def verdicts(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    yield from curves(_with_judge_shares(rows), _VERDICT_CURVES)
+    # the first chart is of the plain reward, which every method logs
+    if any("part/right_order" in row for row in rows):
+        yield from curves(_with_judge_shares(rows), _VERDICT_CURVES)
 
 
 # distillation: teachers score rollouts token by token

@@ -186,6 +186,9 @@ def test_means_are_those_of_the_log(rlhf: Path, page: str):
     assert len(sections(page)) == len(set(sections(page)))
     assert cells(page, "reward")[1] == mean(rlhf, "reward")
     assert cells(page, "accuracy on checkable prompts")[2] == mean(rlhf, "part/accuracy")
+    # a judge's training alone has verdicts of its own to hold against gold
+    assert "Verdicts against gold" not in sections(page)
+    assert "with a minus" not in page
 
 
 def test_the_judge_is_counted_as_the_rollouts_say(rlhf: Path, page: str):
