@@ -2,9 +2,9 @@
 
     python -m benchmarks sharding [--sharding fsdp2 zero3 …] [--method sft …]
 
-Each cell trains four steps on tiny data under the shipped recipes/accelerate file (its sharding
+Each cell trains two steps on tiny data under the shipped recipes/accelerate file (its sharding
 keys; gloo, float32) and is compared with the same recipe on one process: the largest difference of
-a loss and of a weight of the saved model. Then it is killed with −9 behind its third step, started
+a loss and of a weight of the saved model. Then it is killed with −9 behind its first step, started
 again and must end with the bytes of the undisturbed run. A cell that is refused says why.
 """
 

@@ -124,7 +124,8 @@ class Run:
                 raise ConfigError(f"{out} holds a {owner['kind']!r} artifact, not {kind!r}")
             if owner["config_digest"] != run.config_digest:
                 changed = ", ".join(differing_keys(owner["config"], config))
-                changed = changed or "keys that one of them lacks: of another version of posttrain"
+                # a new key that is null, as those of another version are
+                changed = changed or "keys that are null in one and absent from the other"
                 raise ConfigError(
                     f"{out} was made by another config (they differ in: {changed}); choose another "
                     "out=, or delete the directory to start over"

@@ -310,8 +310,8 @@ class Client:
         replica = self._replica_of.get(conversation) if conversation is not None else None
         if replica is None or not replica.is_available:
             available = [replica for replica in self._replicas if replica.is_available]
-            available = [each for each in available if each not in avoid] or available
-            replica = min(available, key=lambda candidate: candidate.in_flight)
+            preferred = [candidate for candidate in available if candidate not in avoid]
+            replica = min(preferred or available, key=lambda candidate: candidate.in_flight)
         if conversation is not None and len(self._replicas) > 1:
             self._replica_of[conversation] = replica
             self._replica_of.move_to_end(conversation)

@@ -31,6 +31,7 @@ class EarlyWork:
         self._failure: asyncio.Future[None] = loop.create_future()
 
     def add(self, tasks: Iterable[asyncio.Task[Any]]) -> None:
+        """Hold tasks that have begun, until they end."""
         for task in tasks:
             self._tasks.add(task)
             task.add_done_callback(self._end)

@@ -54,6 +54,17 @@ async def held() -> tuple[int, str]:
     return 400, "nobody has hung up"
 
 
+async def answered(
+    ends: Callable[[], tuple[int, Any] | None] | None, *, after: asyncio.Event
+) -> tuple[int, Any]:
+    """Answer that `ends` gives once an event is set; held without one."""
+    answer = None
+    if ends is not None:
+        await asyncio.wait_for(after.wait(), LIMIT)
+        answer = ends()
+    return await held() if answer is None else answer
+
+
 @dataclass
 class Servers:
     """A policy's server and a judge's or teacher's.
@@ -84,12 +95,7 @@ class Servers:
         self._rollouts += 1
         if self._rollouts == (self.step + 1) * STEP:
             self._last_rollout.set()
-            if self.rollout_ends is not None:
-                await asyncio.wait_for(self._three_others.wait(), LIMIT)
-                answer = self.rollout_ends()
-                if answer is not None:
-                    return answer
-            return await held()
+            return await answered(self.rollout_ends, after=self._three_others)
         choice = {"token_ids": [10, 2], "logprobs": {"token_logprobs": [-1.0, -1.0]}}
         return 200, {"choices": [choice | {"finish_reason": "stop"}]}
 
@@ -101,12 +107,7 @@ class Servers:
         self._others += 1
         if self._others == 3:
             self._three_others.set()
-        if self.other_ends is not None:
-            await asyncio.wait_for(self._last_rollout.wait(), LIMIT)
-            answer = self.other_ends()
-            if answer is not None:
-                return answer
-        return await held()
+        return await answered(self.other_ends, after=self._last_rollout)
 
     def all_cut(self) -> bool:
         """Wait until no request is under way at either server."""
