@@ -152,11 +152,12 @@ class EstimateConfig(Strict):
 class RecoveryConfig(Strict):
     """Table of the share of each teacher's lead that a distilled student has recovered.
 
-    before, after: checkpoints of the student.
+    before, after: checkpoints of the student. Without `before` the share is of the teacher's
+        accuracy itself, as of a quantised checkpoint, whose teacher is its source.
     teachers: task → checkpoint of its teacher.
     """
 
-    before: str
+    before: str | None = None
     after: str
     teachers: dict[str, str] = Field(min_length=1)
 
@@ -169,7 +170,7 @@ class EvalConfig(CheckpointsConfig, stage="eval"):
     judge: model that answers the environments `equivalence` and `rubric`.
     prices: prices by checkpoint, in any currency.
     recovery: student and teachers among the checkpoints, for a table of what distillation
-        recovered; null: no such table.
+        recovered, or a quantised checkpoint kept; null: no such table.
     inspect_logs: write the run as inspect's logs as well, for `inspect view`.
     """
 
@@ -212,7 +213,9 @@ class EvalConfig(CheckpointsConfig, stage="eval"):
         refuse_unknown("prices: there is no checkpoint", self.prices, checkpoint_names)
         if self.recovery is not None:
             recovery = self.recovery
-            compared = (recovery.before, recovery.after, *recovery.teachers.values())
+            compared = [recovery.after, *recovery.teachers.values()]
+            if recovery.before is not None:
+                compared.append(recovery.before)
             refuse_unknown("recovery: there is no checkpoint", compared, checkpoint_names)
             task_names = [task.name for task in self.prompts]
             refuse_unknown("recovery.teachers: there is no task", recovery.teachers, task_names)

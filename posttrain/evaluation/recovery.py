@@ -2,10 +2,11 @@
 
     recovery = (after − before) / (teacher − before)      means over the same questions
 
-It may exceed 1, and be negative. The interval is Fieller's (1954) for a ratio of paired means, with
-Student's t: it is the set of ratios ρ for which the questions' values of after − before −
-ρ · (teacher − before) do not differ from 0, so that it exists only where the lead itself is
-resolved.
+It may exceed 1, and be negative. A quantised checkpoint has no student before it: its recovery is
+after / teacher, the teacher being its source. The interval is Fieller's (1954) for a ratio of
+paired means, with Student's t: it is the set of ratios ρ for which the questions' values of after −
+before − ρ · (teacher − before) do not differ from 0, so that it exists only where the lead itself
+is resolved.
 """
 
 from __future__ import annotations
@@ -92,13 +93,17 @@ def recovery_rows(
     """Rows of recovery, one for each task that has a teacher, setting and reasoning mode.
 
     A row has the mean accuracy of the student before and after and of the task's teacher, over the
-    questions that all three have, and the recovery; None where it is not resolved.
+    questions that all three have, and the recovery; None where it is not resolved. `before` is None
+    where the recovery is of the teacher's accuracy itself.
 
     Args:
         records: by checkpoint.
     """
-    scores_before = _accuracies(records[config.before])
     scores_after = _accuracies(records[config.after])
+    if config.before is None:
+        scores_before = {cell: dict.fromkeys(scores, 0.0) for cell, scores in scores_after.items()}
+    else:
+        scores_before = _accuracies(records[config.before])
     teachers = dict.fromkeys(config.teachers.values())
     scores_of_teacher = {teacher: _accuracies(records[teacher]) for teacher in teachers}
     rows: list[dict[str, Any]] = []
@@ -122,7 +127,7 @@ def recovery_rows(
             "thinking": thinking,
             "teacher": teacher,
             "questions": len(shared),
-            "before": float(np.mean(before)),
+            "before": None if config.before is None else float(np.mean(before)),
             "after": float(np.mean(after)),
             "teacher_mean": float(np.mean(teacher_scores)),
             "recovery": None if result is None else result._asdict(),

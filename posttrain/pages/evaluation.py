@@ -71,13 +71,20 @@ def figures(metrics: ui.Row, main_figure: str = "accuracy") -> Iterator[ui.Secti
 
 @ui.section("Recovery of the teachers' lead")
 def recovery(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
-    """Accuracy of a distilled student before and after, of its teachers, and what is recovered."""
+    """Accuracy of a distilled student before and after, of its teachers, and what is recovered.
+
+    A quantised checkpoint has no student before it; its teacher is its source.
+    """
+    has_before = rows[0]["before"] is not None  # one recipe: all rows or none
+    accuracies = {"after": "after", "teacher_mean": "of the teacher"}
+    if has_before:
+        accuracies = {"before": "before", **accuracies}
     head = ["task", "setting", "reasoning", "teacher", "questions"]
-    head += ["before", "after", "of the teacher", "recovered"]
+    head += [*accuracies.values(), "recovered"]
     table: list[list[object]] = []
     for row in rows:
         names = [row["task"], row["setting"], row["thinking"], row["teacher"], row["questions"]]
-        shares = [ui.percent(row[name]) for name in ("before", "after", "teacher_mean")]
+        shares = [ui.percent(row[name]) for name in accuracies]
         result = row["recovery"]
         recovered = "the teacher's lead is not resolved"
         if result is not None:
@@ -85,10 +92,8 @@ def recovery(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
             recovered = f"{ui.percent(result['value'])} [{low}, {high}]"
         table.append([*names, *shares, recovered])
     yield ui.Table(head, table)
-    yield (
-        "(after − before) / (teacher − before) over the same questions, with Fieller's 95 % "
-        "interval."
-    )
+    ratio = "(after − before) / (teacher − before)" if has_before else "after / teacher"
+    yield f"{ratio} over the same questions, with Fieller's 95 % interval."
 
 
 @ui.section("Originals and variants")

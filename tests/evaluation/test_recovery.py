@@ -97,6 +97,16 @@ def test_scores_that_do_not_belong_together_are_refused():
 # ---- of an evaluation ----
 
 
+def _answering(share: int) -> ScriptedSampler:
+    """Sampler that answers this many quarters of the questions right."""
+
+    def answer(request: Request) -> str:
+        number = int(request.messages[-1].content.split()[1].rstrip(":"))
+        return turn("56" if number % 4 < share else "55", thinking=request.thinking)
+
+    return ScriptedSampler(answer)
+
+
 def test_an_evaluation_has_the_recovery_of_the_tasks_that_have_a_teacher(tmp_path: Path):
     """The student answers half of the questions, later three quarters, its teacher all."""
     checkpoints = ("student", "distilled", "teacher")
@@ -109,15 +119,7 @@ def test_an_evaluation_has_the_recovery_of_the_tasks_that_have_a_teacher(tmp_pat
         settings=[{"name": "plain", "thinking": 0.0, "n": 1}],
         recovery=recovery_keys,
     )
-
-    def answering(share: int) -> ScriptedSampler:
-        def answer(request: Request) -> str:
-            number = int(request.messages[-1].content.split()[1].rstrip(":"))
-            return turn("56" if number % 4 < share else "55", thinking=request.thinking)
-
-        return ScriptedSampler(answer)
-
-    evaluate(recipe, samplers=[answering(shares[name]) for name in checkpoints])
+    evaluate(recipe, samplers=[_answering(shares[name]) for name in checkpoints])
     [row] = json.loads((tmp_path / "out" / "metrics.json").read_text())["recovery"]
     assert (row["task"], row["teacher"], row["questions"]) == ("sums", "teacher", 12)
     assert (row["before"], row["after"], row["teacher_mean"]) == (0.5, 0.75, 1.0)
@@ -130,3 +132,22 @@ def test_an_evaluation_has_the_recovery_of_the_tasks_that_have_a_teacher(tmp_pat
     assert regraded == row
     with pytest.raises(ConfigError, match=r"recovery\.teachers: there is no task 'summs'"):
         evaluate(recipe, 'recovery.teachers={"summs": "teacher"}', samplers=[])
+
+
+def test_a_quantised_checkpoint_recovers_a_share_of_its_source(tmp_path: Path):
+    """The source answers all questions right, the quantised checkpoint three quarters."""
+    folder = str(tmp_path / "checkpoint")
+    recipe = write_recipe(
+        tmp_path,
+        checkpoints={"source": folder, "fp8": folder},
+        settings=[{"name": "plain", "thinking": 0.0, "n": 1}],
+        recovery={"after": "fp8", "teachers": {"sums": "source"}},
+    )
+    evaluate(recipe, samplers=[_answering(4), _answering(3)])
+    [row] = json.loads((tmp_path / "out" / "metrics.json").read_text())["recovery"]
+    assert row["before"] is None
+    assert row["recovery"]["value"] == pytest.approx(0.75)
+    assert row["recovery"]["low"] < 0.75 < row["recovery"]["high"]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "after / teacher" in page
+    assert ">before<" not in page.split("Recovery of the teachers")[1].split("</table>")[0]
