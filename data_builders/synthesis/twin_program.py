@@ -25,6 +25,8 @@ _FINAL = re.compile(r"####\s*(-?[\d,.]+)")
 _IN_QUESTION = re.compile(
     r"(?<![\w.,:/-])(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.\d+|\d+)(?![\w:/-]|\.\d|,\d)"
 )
+# any number, also of a time, a fraction or "a 10-pound bag": it may be what a calculation means
+_DIGITS = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
 _LITERAL = re.compile(r"\d*\.\d+|\d+\.?")
 _OPERATOR = re.compile(r"\d\s*\)*\s*[-+*/]")
 _EXPRESSION = re.compile(r"[\d.+\-*/() ]+")
@@ -65,6 +67,14 @@ _CHOICE = re.compile(
     r"|round(?:ed|s|ing)?|remainder|(?:over|above|below|under|first|after|beyond) \$?\d)\b",
     re.IGNORECASE,
 )
+# behind a number that is a fact of the world: "128 ounces in a gallon", "each spider has 8 eyes"
+_FACT = re.compile(
+    r"\s+(?:(?:(?:ounces|(?:table|tea)spoons|cups|pints|quarts|inches|feet|yards|cards|hours|minutes"
+    r"|seconds|days|weeks|months|pennies|nickels|dimes|cents) (?:in|to|make|makes|equals?) (?:an?"
+    r"|one|each|every)|(?:table|tea)spoons|eyes|legs|wings|arms|fingers|toes|ears|hands)\b)"
+)
+# a part that the others leave of a whole: with other numbers they would leave another
+_PART = re.compile(r"\b(?:remaining|the (?:rest|other)) \$?\d", re.IGNORECASE)
 # unit → largest new number before it, if the old number is not larger: a day has 24 hours
 _UNITS = (("day", 7), ("hour", 24), ("month", 12), ("minute", 60), ("week", 52), ("year", 100))
 _MAX_DRAWS = 300  # of new numbers for one question, ours
@@ -143,6 +153,9 @@ def program_of(question: str, solution: str) -> Program:
     choice_match = _CHOICE.search(question)
     if choice_match is not None:
         raise Discarded("depends_on_a_choice", choice_match[0])
+    part_match = _PART.search(question)
+    if part_match is not None:
+        raise Discarded("depends_on_a_part", part_match[0])
     variables = _find_variables(question)
     used_names: set[str] = set()
     results: list[Fraction] = []
@@ -169,6 +182,11 @@ def program_of(question: str, solution: str) -> Program:
     changeable = tuple(variable for variable in variables if variable.name in used_names)
     if not changeable:
         raise Discarded("nothing_to_change", "no number of the question is calculated with")
+    if len(changeable) < len(variables):
+        for variable in changeable:
+            # what the solution took in the head from an unused number may have the same value
+            if len(re.findall(rf"\b{variable.name}\b", " ".join(steps))) > 1:
+                raise Discarded("ambiguous_number", f"{shown(variable.value)} counts twice")
     program = Program(question, changeable, tuple(steps))
     assert program.run(program.original())[-1] == results[-1], "the program gives the gold"
     return program
@@ -176,15 +194,15 @@ def program_of(question: str, solution: str) -> Program:
 
 def _find_variables(question: str) -> list[Variable]:
     """Find the numbers that stand in a question once, and that no word of it may stand for."""
-    matches = list(_IN_QUESTION.finditer(question))
-    values = [Fraction(match[1].replace(",", "")) for match in matches]
+    values = _numbers(question)
     variables: list[Variable] = []
-    for number, (match, value) in enumerate(zip(matches, values, strict=True)):
+    for number, match in enumerate(_IN_QUESTION.finditer(question)):
+        value = Fraction(match[1].replace(",", ""))
         if values.count(value) > 1 or value in (0, 1) or value in _YEARS:
             continue
-        if _is_named(value, question):
-            continue
         following = question[match.end() :]
+        if _is_named(value, question) or _FACT.match(following):
+            continue
         is_percent = re.match(r"\s*(?:%|percent\b)", following) is not None
         if is_percent and value == 50:  # what is left is 50 % too: a solution may take either
             continue
@@ -193,6 +211,11 @@ def _find_variables(question: str) -> list[Variable]:
             Variable(f"q{number}", match.start(), match.end(), value, is_percent, highest)
         )
     return variables
+
+
+def _numbers(question: str) -> list[Fraction]:
+    """Find all numbers of a question, in any form."""
+    return [Fraction(match[0].replace(",", "")) for match in _DIGITS.finditer(question)]
 
 
 def _is_named(value: Fraction, question: str) -> bool:
@@ -246,14 +269,16 @@ def _explain(
         raise Discarded("ambiguous_number", f"{literal} may be {' or '.join(explanations)}")
     if explanations:
         [explanation] = explanations
+        if explanation.startswith("s") and value in _numbers(question):
+            raise Discarded("ambiguous_number", f"{literal} may be {explanation} or a number")
         name = explanation.strip("()").partition("/")[0]
         if name.startswith("q"):
             if name in used_names and value in _WORDS:  # up and down is two as well
                 raise Discarded("ambiguous_number", f"{literal} is calculated with twice")
             used_names.add(name)
         return explanation
-    numbers = [Fraction(match[1].replace(",", "")) for match in _IN_QUESTION.finditer(question)]
-    if value in numbers:  # stands there more than once, or beside a word for it: it stays
+    # it stands there more than once, beside a word for it, or as a fact: it stays
+    if value in _numbers(question):
         return literal
     raise Discarded("unexplained_number", f"{literal} is neither in the question nor a result")
 
@@ -329,7 +354,10 @@ def _draw_value(variable: Variable, rng: random.Random) -> Fraction:
     old = variable.value
     if old.denominator > 1:
         scale = 10 if old.denominator in (2, 5, 10) else 100
-        return Fraction(rng.randint(int(old * scale / 2) + 1, int(old * scale * 2)), scale)
+        while True:
+            drawn = Fraction(rng.randint(int(old * scale / 2) + 1, int(old * scale * 2)), scale)
+            if drawn.denominator > 1:  # "1 times more" is not what "1.5 times more" was
+                return drawn
     highest = min(variable.highest, max(3, 2 * int(old)))
     step = 1
     if old % 10 == 0 and old >= 50:

@@ -20,6 +20,7 @@ from posttrain.tokens.encode import IGNORED
 
 # ModelOpt's default: scoring takes a backward pass a row, and more rows change little
 SCORED_ROWS = 128
+SEARCHED_FORMATS = 2  # NVFP4 and FP8, each of which all rows calibrate
 KEPT_BITS = 16
 
 

@@ -39,7 +39,12 @@ from posttrain.quantization.measure import (
 )
 from posttrain.quantization.rows import Sequence as TokenSequence
 from posttrain.quantization.rows import draw_sequences
-from posttrain.quantization.search import choose_formats, mean_bits
+from posttrain.quantization.search import (
+    SCORED_ROWS,
+    SEARCHED_FORMATS,
+    choose_formats,
+    mean_bits,
+)
 from posttrain.quantization.simulate import KV_CACHE, NANO, Simulated
 from posttrain.runs import atomic_write_json, read_artifact
 from posttrain.timing import duration
@@ -325,15 +330,19 @@ class Speed:
         pass_token: Seconds that a pass over all layers takes a token, figures included.
         calibration_token: Seconds that calibration takes a token.
         settling: Seconds that scales and rounded weights take, once a draw.
+        search: Seconds that the search of formats takes before its first row; 0 without a search.
+        search_token: Seconds that its scoring takes a token.
     """
 
     pass_token: float
     calibration_token: float
     settling: float
+    search: float
+    search_token: float
 
 
 def plan(recipe: QuantizeConfig) -> Iterator[str]:
-    """Lines on what a run will measure and take. Loads the model and times it on two rows.
+    """Lines on what a run will measure and take. Loads the model and times it on a few rows.
 
     Raises:
         ConfigError, DataError: as `quantize`.
@@ -366,13 +375,38 @@ def plan(recipe: QuantizeConfig) -> Iterator[str]:
     measure(simulated, two_rows, {"all": [*simulated.units]})
     # each row is passed over twice: with nothing in FP8, and with everything
     pass_token = (time.perf_counter() - started) / (2 * _tokens(two_rows))
-    speed = Speed(pass_token, calibration_token, settling)
+    search = 0.0
+    search_token = 0.0
+    if recipe.format == "mixed":
+        search, search_token = _time_search(inputs, row, calibration_token=calibration_token)
+    speed = Speed(pass_token, calibration_token, settling, search, search_token)
     seconds = _seconds(inputs, simulated, calibrating, speed)
-    total = sum(seconds.values()) + loading * recipe.seeds
+    loads = recipe.seeds + (recipe.format == "mixed")
+    total = sum(seconds.values()) + loading * loads
     steps = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
-    search = "; the search of formats comes before it" if recipe.format == "mixed" else ""
-    yield f"about {duration(total)} on this machine: {steps}{search}"
+    yield f"about {duration(total)} on this machine: {steps}"
     yield f"about {_memory(inputs, simulated) / GIB:.1f} GiB of memory"
+
+
+def _time_search(
+    inputs: _Inputs, row: TokenSequence, *, calibration_token: float
+) -> tuple[float, float]:
+    """Seconds of the search of formats before its first row, and of its scoring a token.
+
+    Raises:
+        ConfigError: no choice of formats is within `bits`.
+    """
+    seconds: list[float] = []
+    for rows in ([row], [row, row]):
+        model = inputs.load().float()
+        started = time.perf_counter()
+        choose_formats(model, rows, bits=inputs.recipe.bits)
+        seconds.append(time.perf_counter() - started)
+    of_one_row, of_two_rows = seconds
+    row_seconds = max(0.0, of_two_rows - of_one_row)
+    calibration = SEARCHED_FORMATS * calibration_token * len(row.ids_T)
+    before_rows = max(0.0, of_one_row - row_seconds)
+    return before_rows, max(0.0, row_seconds - calibration) / len(row.ids_T)
 
 
 def _seconds(
@@ -384,7 +418,12 @@ def _seconds(
     parts_token = speed.pass_token * layers_to_compute(simulated, part_variants(simulated))
     # three variants of the whole besides the model itself; bisections share half of a pass
     whole_passes = 4.0 + (1.5 * bisections(len(units)) if recipe.keeps_by_limit else 0.0)
-    seconds = {
+    seconds: dict[str, float] = {}
+    if recipe.format == "mixed":
+        calibrated = SEARCHED_FORMATS * _tokens(calibrating) * speed.calibration_token
+        scored = _tokens(calibrating[:SCORED_ROWS]) * speed.search_token
+        seconds["formats"] = speed.search + calibrated + scored
+    seconds |= {
         "calibrate": _tokens(calibrating) * speed.calibration_token + speed.settling,
         "parts": _tokens(inputs.measuring_parts) * parts_token,
         "whole": _tokens(inputs.measuring) * whole_passes * speed.pass_token,

@@ -424,3 +424,10 @@ def test_a_dry_run_names_rows_units_time_and_memory(folder: Path, tmp_path: Path
     with pytest.raises(ConfigError, match="there is no unit"):
         [*plan(recipe(folder, "hybrid", tmp_path / "out", keep=("atention.2",)))]
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_counts_the_search_of_formats(folder: Path, tmp_path: Path):
+    lines = [*plan(recipe(folder, "attention", tmp_path / "out", format="mixed", bits=7.0))]
+    assert re.search(r"on this machine: formats [^,]+, calibrate", lines[2])
+    with pytest.raises(ConfigError, match=r"bits 4\.5"):
+        [*plan(recipe(folder, "attention", tmp_path / "out", format="mixed", bits=4.5))]

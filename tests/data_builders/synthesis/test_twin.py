@@ -91,12 +91,35 @@ def test_golds_of_programs_are_confirmed_by_another_way(
         ("What is the largest of 7 and 9?", "<<9-0=9>>\n#### 9", "depends_on_a_choice"),
         ("Two cats and two dogs.", "<<2+2=4>>\n#### 4", "nothing_to_change"),
         ("He runs up and down 2 stairs.", "<<2*2=4>>\n#### 4", "ambiguous_number"),
+        # 40 liters, of 8 and 20 %, were computed in the head
+        ("Of 40 tanks 20% hold 8 liters.", "<<40*40=1600>>\n#### 1600", "ambiguous_number"),
+        ("He lifts 5 pounds and a 25-pound bell.", "<<5*5=25>><<5+25=30>>\n#### 30", "ambiguous"),
+        ("Of 30 pupils half ran and the other 15 swam.", "<<30-15=15>>\n#### 15", "depends_on_a"),
     ],
 )
 def test_what_code_cannot_compute_again_has_no_program(question: str, answer: str, reason: str):
     with pytest.raises(Discarded) as raised:
         program_of(question, answer)
     assert raised.value.reason.startswith(reason)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "changeable"),
+    [
+        ("He pours 512 ounces, 128 ounces in a gallon.", "<<512/128=4>>\n#### 4", [512]),
+        ("Each of 40 spiders has 8 eyes.", "<<40*8=320>>\n#### 320", [40]),
+        ("He paid 20 of 70 dollars with 20s.", "<<70-20=50>>\n#### 50", [70]),
+        ("His 9-to-5 job took 90 days and 9 nights.", "<<90+9=99>>\n#### 99", [90]),
+    ],
+)
+def test_facts_and_numbers_that_return_stay(question: str, answer: str, changeable: list[int]):
+    assert [v.value for v in program_of(question, answer).variables] == changeable
+
+
+def test_a_fraction_stays_one():
+    program = program_of("He runs 1.5 times 40 miles.", "<<1.5*40=60>>\n#### 60")
+    for seed in range(50):
+        assert other_values(program, random.Random(seed))["q0"].denominator > 1
 
 
 def test_new_numbers_keep_order_sign_and_whole_results():
