@@ -36,6 +36,8 @@ LABEL = re.compile(
     r"(?:\}(?:[ \t~]|\\[,;:! ])*)?",
     re.IGNORECASE,
 )
+# of any words, in a box or tag: "Total: 18"; "John: 5, Mary: 6" is an answer
+_NAME = re.compile(r"\s*[A-Za-z]{3}[A-Za-z ]*:\s+(?=[^:]+\Z)")
 _DENIAL = re.compile(  # in a label: "The answer cannot be", "La respuesta no es"
     r"\b(?:not|cannot|no|nicht|ne|não|non|не|ikke|inte|niet|false|wrong)\b|n't\b|\bn'|不", re.I
 )
@@ -138,8 +140,10 @@ def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
 def _without_label(contents: str) -> str:
     """Take a label out of the contents of a box or tag: "\\text{Answer: } 18" → "18"."""
     answer = bare(contents)
-    label = LABEL.search(answer)
-    return answer[label.end() :] if label else contents
+    label = LABEL.search(answer) or _NAME.match(answer)
+    if label is None or _DENIAL.search(label[0]):
+        return contents
+    return answer[label.end() :]
 
 
 def _read_json_field(text: str) -> str | None:
