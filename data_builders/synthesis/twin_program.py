@@ -25,8 +25,9 @@ _FINAL = re.compile(r"####\s*(-?[\d,.]+)")
 _IN_QUESTION = re.compile(
     r"(?<![\w.,:/-])(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.\d+|\d+)(?![\w:/-]|\.\d|,\d)"
 )
-# any number, also of a time, a fraction or "a 10-pound bag": it may be what a calculation means
-_DIGITS = re.compile(r"\d[\d,]*(?:\.\d+)?|\.\d+")
+# any number but an ordinal, also of a time, a fraction or "a 10-pound bag": it may be what a
+# calculation means
+_DIGITS = re.compile(r"(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?![\d,]*(?:st|nd|rd|th)\b)")
 _LITERAL = re.compile(r"\d*\.\d+|\d+\.?")
 _OPERATOR = re.compile(r"\d\s*\)*\s*[-+*/]")
 _EXPRESSION = re.compile(r"[\d.+\-*/() ]+")
@@ -67,11 +68,19 @@ _CHOICE = re.compile(
     r"|round(?:ed|s|ing)?|remainder|(?:over|above|below|under|first|after|beyond) \$?\d)\b",
     re.IGNORECASE,
 )
-# behind a number that is a fact of the world: "128 ounces in a gallon", "each spider has 8 eyes"
+# before a number that counts or names what the text names too: "those 3 months", "Grade 4"
+_NAMED = re.compile(
+    r"\b(?:(?:these|those|all) (?:of the )?"
+    r"|(?:grade|room|level|chapter|number|no\.|section|table) )\Z",
+    re.IGNORECASE,
+)
+# behind a number that is a fact of the world: "128 ounces in a gallon", "each spider has 8 eyes",
+# "a $20 bill", "2 point conversions"
 _FACT = re.compile(
     r"\s+(?:(?:(?:ounces|(?:table|tea)spoons|cups|pints|quarts|inches|feet|yards|cards|hours|minutes"
     r"|seconds|days|weeks|months|pennies|nickels|dimes|cents) (?:in|to|make|makes|equals?) (?:an?"
-    r"|one|each|every)|(?:table|tea)spoons|eyes|legs|wings|arms|fingers|toes|ears|hands)\b)"
+    r"|one|each|every)|(?:table|tea)spoons|eyes|legs|wings|arms|fingers|toes|ears|hands"
+    r"|(?:dollar )?(?:bill|coin)s?|point (?=[a-z]))\b)"
 )
 # a part that the others leave of a whole: with other numbers they would leave another
 _PART = re.compile(r"\b(?:remaining|the (?:rest|other)) \$?\d", re.IGNORECASE)
@@ -203,6 +212,8 @@ def _find_variables(question: str) -> list[Variable]:
         following = question[match.end() :]
         if _is_named(value, question) or _FACT.match(following):
             continue
+        if _NAMED.search(question[: match.start()]):
+            continue
         is_percent = re.match(r"\s*(?:%|percent\b)", following) is not None
         if is_percent and value == 50:  # what is left is 50 % too: a solution may take either
             continue
@@ -262,6 +273,8 @@ def _explain(
         if variable.is_percent and variable.value == value * 100:
             explanations.append(f"({variable.name}/100)")
     if _is_named(value, question):
+        if _computed_in_the_head(value, question):
+            raise Discarded("ambiguous_number", f"{literal} may be a word, or computed")
         if explanations:  # 6 may be an earlier result, or the six oranges
             raise Discarded("ambiguous_number", f"{literal} may be {explanations[0]} or a word")
         return literal
@@ -281,6 +294,23 @@ def _explain(
     if value in _numbers(question):
         return literal
     raise Discarded("unexplained_number", f"{literal} is neither in the question nor a result")
+
+
+def _computed_in_the_head(value: Fraction, question: str) -> bool:
+    """True if two numbers of the question, or one and a factor of a word, give a value above 4.
+
+    24 may be the hours of a day, and three times the 8 of the question. For a smaller value there
+    is a word that means nothing else.
+    """
+    if value <= 4:
+        return False
+    numbers = [number for number in _numbers(question) if number not in (0, 1)]
+    if any(factor * number == value for factor in (2, 3, 4) for number in numbers):
+        return True
+    return any(
+        value in (low + high, high - low, low * high)
+        for low, high in itertools.combinations(sorted(numbers), 2)
+    )
 
 
 def evaluate(expression: str, names: Mapping[str, Fraction]) -> Fraction:

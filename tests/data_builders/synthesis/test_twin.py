@@ -94,6 +94,8 @@ def test_golds_of_programs_are_confirmed_by_another_way(
         # 40 liters, of 8 and 20 %, were computed in the head
         ("Of 40 tanks 20% hold 8 liters.", "<<40*40=1600>>\n#### 1600", "ambiguous_number"),
         ("He lifts 5 pounds and a 25-pound bell.", "<<5*5=25>><<5+25=30>>\n#### 30", "ambiguous"),
+        ("He worked 18 hours at 3 times 8 dollars.", "<<18*24=432>>\n#### 432", "ambiguous"),
+        ("She was 20, 8 years before. He is 12th of 40.", "<<40-12=28>>\n#### 28", "ambiguous"),
         ("Of 30 pupils half ran and the other 15 swam.", "<<30-15=15>>\n#### 15", "depends_on_a"),
     ],
 )
@@ -108,6 +110,8 @@ def test_what_code_cannot_compute_again_has_no_program(question: str, answer: st
     [
         ("He pours 512 ounces, 128 ounces in a gallon.", "<<512/128=4>>\n#### 4", [512]),
         ("Each of 40 spiders has 8 eyes.", "<<40*8=320>>\n#### 320", [40]),
+        ("He pays 13 dollars with a $20 bill.", "<<20-13=7>>\n#### 7", [13]),
+        ("Of those 4 months 90 days were dry.", "<<90/4=22.5>>\n#### 22.5", [90]),
         ("He paid 20 of 70 dollars with 20s.", "<<70-20=50>>\n#### 50", [70]),
         ("His 9-to-5 job took 90 days and 9 nights.", "<<90+9=99>>\n#### 99", [90]),
     ],
