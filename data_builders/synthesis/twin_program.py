@@ -79,7 +79,7 @@ _NAMED = re.compile(
 _FACT = re.compile(
     r"\s+(?:(?:(?:ounces|(?:table|tea)spoons|cups|pints|quarts|inches|feet|yards|cards|hours|minutes"
     r"|seconds|days|weeks|months|pennies|nickels|dimes|cents) (?:in|to|make|makes|equals?) (?:an?"
-    r"|one|each|every)|(?:table|tea)spoons|eyes|legs|wings|arms|fingers|toes|ears|hands"
+    r"|one|each|every)|(?:table|tea)spoons|eyes|legs|wings|arms|fingers|toes|ears|hands|teeth|letters"
     r"|(?:dollar )?(?:bill|coin)s?|point (?=[a-z]))\b)"
 )
 # a part that the others leave of a whole: with other numbers they would leave another
@@ -123,11 +123,16 @@ class Program:
 
     def run(self, values: Mapping[str, Fraction]) -> list[Fraction]:
         """Compute the results of all steps. Raises ZeroDivisionError."""
+        return [operations[-1] for operations in self.operations(values)]
+
+    def operations(self, values: Mapping[str, Fraction]) -> list[list[Fraction]]:
+        """Compute the results of all operations of each step. Raises ZeroDivisionError."""
         names = dict(values)
-        results: list[Fraction] = []
+        results: list[list[Fraction]] = []
         for number, step in enumerate(self.steps):
-            results.append(evaluate(step, names))
-            names[f"s{number}"] = results[-1]
+            operations: list[Fraction] = []
+            names[f"s{number}"] = evaluate(step, names, operations)
+            results.append(operations)
         return results
 
     def original(self) -> dict[str, Fraction]:
@@ -313,22 +318,33 @@ def _computed_in_the_head(value: Fraction, question: str) -> bool:
     )
 
 
-def evaluate(expression: str, names: Mapping[str, Fraction]) -> Fraction:
+def evaluate(
+    expression: str, names: Mapping[str, Fraction], operations: list[Fraction] | None = None
+) -> Fraction:
     """Compute the exact value of an arithmetic expression.
+
+    Args:
+        operations: gets the result of each operation, that of the whole expression last.
 
     Raises:
         ValueError, SyntaxError: it is no arithmetic expression.
         ZeroDivisionError: it has no value.
     """
-    return _evaluate_node(ast.parse(expression.strip(), mode="eval").body, names)
+    body = ast.parse(expression.strip(), mode="eval").body
+    return _evaluate_node(body, names, [] if operations is None else operations)
 
 
-def _evaluate_node(node: ast.expr, names: Mapping[str, Fraction]) -> Fraction:
+def _evaluate_node(
+    node: ast.expr, names: Mapping[str, Fraction], operations: list[Fraction]
+) -> Fraction:
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        operation = _OPERATIONS[type(node.op)]
-        return operation(_evaluate_node(node.left, names), _evaluate_node(node.right, names))
+        left = _evaluate_node(node.left, names, operations)
+        right = _evaluate_node(node.right, names, operations)
+        operations.append(_OPERATIONS[type(node.op)](left, right))
+        return operations[-1]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluate_node(node.operand, names)
+        operations.append(-_evaluate_node(node.operand, names, operations))
+        return operations[-1]
     if isinstance(node, ast.Name):
         return names[node.id]
     if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
@@ -346,19 +362,20 @@ def other_values(program: Program, rng: random.Random) -> dict[str, Fraction]:
     Raises:
         Discarded: no such numbers were drawn.
     """
-    old_results = program.run(program.original())
+    old_operations = program.operations(program.original())
     longer_or_shorter: dict[str, Fraction] | None = None
     for _ in range(_MAX_DRAWS):
         values = {variable.name: _draw_value(variable, rng) for variable in program.variables}
         if not _keeps_order(program, values):
             continue
         try:
-            results = program.run(values)
+            operations = program.operations(values)
         except ZeroDivisionError:
             continue
-        pairs = zip(old_results, results, strict=True)
-        have_same_kind = all(_same_kind(old, new) for old, new in pairs)
-        if not have_same_kind or results[-1] == old_results[-1]:
+        steps = zip(old_operations, operations, strict=True)
+        if not all(_same_kind(old, new) for old, new in steps):
+            continue
+        if operations[-1][-1] == old_operations[-1][-1]:
             continue
         if has_same_digits(program, values):
             return values
@@ -406,13 +423,19 @@ def _keeps_order(program: Program, values: Mapping[str, Fraction]) -> bool:
     return is_ascending and numbers != [variable.value for variable in ascending]
 
 
-def _same_kind(old: Fraction, new: Fraction) -> bool:
-    """True if a new result has the sign of the old one, and is whole or of two digits like it."""
-    if (old > 0) != (new > 0) or abs(new) > _LARGEST_RESULT:
+def _same_kind(old: list[Fraction], new: list[Fraction]) -> bool:
+    """True if a step's new result has the sign of the old one, and is whole or of two digits too.
+
+    Args:
+        old, new: results of the step's operations; a whole one stays whole, for half of 35 pupils
+            may be hidden in it.
+    """
+    if (old[-1] > 0) != (new[-1] > 0) or abs(new[-1]) > _LARGEST_RESULT:
         return False
-    if old.denominator == 1:
-        return new.denominator == 1
-    return (new * 100).denominator == 1
+    if old[-1].denominator > 1 and (new[-1] * 100).denominator > 1:
+        return False
+    pairs = zip(old, new, strict=True)
+    return all(now.denominator == 1 for before, now in pairs if before.denominator == 1)
 
 
 def shown(value: Fraction) -> str:

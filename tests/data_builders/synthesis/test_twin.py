@@ -120,6 +120,12 @@ def test_facts_and_numbers_that_return_stay(question: str, answer: str, changeab
     assert [v.value for v in program_of(question, answer).variables] == changeable
 
 
+def test_nothing_whole_is_divided_inside_of_a_step():
+    program = program_of("Half of 20 boys and of 40 girls swim.", "<<20/2+40/2=30>>\n#### 30")
+    for seed in range(50):
+        assert all(value % 2 == 0 for value in other_values(program, random.Random(seed)).values())
+
+
 def test_a_fraction_stays_one():
     program = program_of("He runs 1.5 times 40 miles.", "<<1.5*40=60>>\n#### 60")
     for seed in range(50):
