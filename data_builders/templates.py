@@ -15,8 +15,7 @@ from posttrain.config.build_sft import SftAugment
 from posttrain.config.prompts import AnySource
 from posttrain.config.templates import PLACEHOLDER, PromptTemplate, fill
 from posttrain.records import Example, with_messages
-from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
-from reward.graders.base import Attempt, Grader
+from posttrain.rollouts import Prompt
 
 LONGEST_BARE_ANSWER = 80  # characters, ours
 
@@ -54,40 +53,6 @@ def _fill_template(prompt: Prompt, question: str | None, template: PromptTemplat
         template=template.name,
         messages=tuple(messages),
     )
-
-
-def templates_refused(
-    prompts: Sequence[Prompt], templates: Sequence[PromptTemplate], grader: Grader
-) -> list[str | None]:
-    """Reason, for each prompt, why its gold in its template's answer format is not graded right.
-
-    None: it is graded right, or the template asks for no format. An answer format that the grader
-    cannot read would pass for a model's sensitivity to prompts.
-    """
-    answer_formats = {template.name: template.answer for template in templates}
-    attempts: dict[int, Attempt] = {}
-    for index, prompt in enumerate(prompts):
-        answer_format = answer_formats.get(prompt.template or "")
-        if prompt.gold is None or answer_format is None:
-            continue
-        reply = _completion_with_answer(prompt, answer_format.replace("{answer}", prompt.gold))
-        attempts[index] = Attempt(prompt, reply)
-    problems: list[str | None] = [None] * len(prompts)
-    scores = grader.grade([*attempts.values()]) if attempts else []
-    for index, score in zip(attempts, scores, strict=True):
-        if score.value != 1.0:
-            template_name = prompts[index].template
-            problems[index] = f"template_refused: {template_name}: {score.explanation}"
-    return problems
-
-
-def _completion_with_answer(prompt: Prompt, text: str) -> Completion:
-    """Completion as if a model had answered with this text alone."""
-    parsed = ParsedCompletion(
-        reasoning=None, answer=text, tool_calls=(), problems=(), finished=True
-    )
-    step = Step(text, parsed, "stop", reasoning_tokens=0, answer_tokens=1, prompt_tokens=1)
-    return Completion(prompt.id, 0, (step,), "stop")
 
 
 def augmented(example: Example, augment: SftAugment, *, seed: int) -> tuple[Example, str]:

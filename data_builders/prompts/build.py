@@ -23,21 +23,22 @@ from data_builders.rows.files import find_files, input_files
 from data_builders.rows.inputs import Input, as_stats, check_unchanged, find_parents
 from data_builders.rows.read import RowCounts
 from data_builders.rows.where import unmet
-from data_builders.templates import in_templates, templates_refused
+from data_builders.templates import in_templates
 from posttrain.config.build_genrm import PreferenceSource
 from posttrain.config.load import nearest
 from posttrain.config.prompts import GIVEN_TOOLS, NO_TOOLS, AnySource, EnvironmentPrompts, Setting
+from posttrain.config.templates import PromptTemplate
 from posttrain.environments.base import Environment
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import sha256_file
 from posttrain.records import json_text
-from posttrain.rollouts import Prompt
+from posttrain.rollouts import Completion, ParsedCompletion, Prompt, Step
 from posttrain.runs import Counts, Manifest, Parent, read_artifact
 from reward.environments import ENVIRONMENTS, find_environment
 from reward.environments.gym_rows import check_server
 from reward.environments.judged import JudgedEnvironment
 from reward.graders import PACKAGE_OF
-from reward.graders.base import Grader
+from reward.graders.base import Attempt, Grader
 
 BASE = Path()  # paths in a recipe are relative to the working directory
 
@@ -404,3 +405,37 @@ def refuse_changes(manifest: Manifest, inputs: Sequence[Input], parents: Sequenc
     recorded_digests = {parent.digest for parent in manifest.parents}
     new_parents = [parent.path for parent in parents if parent.digest not in recorded_digests]
     check_unchanged(manifest, inputs, *new_parents)
+
+
+def templates_refused(
+    prompts: Sequence[Prompt], templates: Sequence[PromptTemplate], grader: Grader
+) -> list[str | None]:
+    """Reason, for each prompt, why its gold in its template's answer format is not graded right.
+
+    None: it is graded right, or the template asks for no format. An answer format that the grader
+    cannot read would pass for a model's sensitivity to prompts.
+    """
+    answer_formats = {template.name: template.answer for template in templates}
+    attempts: dict[int, Attempt] = {}
+    for index, prompt in enumerate(prompts):
+        answer_format = answer_formats.get(prompt.template or "")
+        if prompt.gold is None or answer_format is None:
+            continue
+        reply = _completion_with_answer(prompt, answer_format.replace("{answer}", prompt.gold))
+        attempts[index] = Attempt(prompt, reply)
+    problems: list[str | None] = [None] * len(prompts)
+    scores = grader.grade([*attempts.values()]) if attempts else []
+    for index, score in zip(attempts, scores, strict=True):
+        if score.value != 1.0:
+            template_name = prompts[index].template
+            problems[index] = f"template_refused: {template_name}: {score.explanation}"
+    return problems
+
+
+def _completion_with_answer(prompt: Prompt, text: str) -> Completion:
+    """Completion as if a model had answered with this text alone."""
+    parsed = ParsedCompletion(
+        reasoning=None, answer=text, tool_calls=(), problems=(), finished=True
+    )
+    step = Step(text, parsed, "stop", reasoning_tokens=0, answer_tokens=1, prompt_tokens=1)
+    return Completion(prompt.id, 0, (step,), "stop")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_builders.prompts.build import PromptPlan
-from data_builders.templates import augmented, templates_refused
+from data_builders.prompts.build import PromptPlan, templates_refused
+from data_builders.templates import augmented
 from posttrain.config.build_sft import SftAugment
 from posttrain.config.prompts import QuestionPrompts, Setting
 from posttrain.config.templates import SHIPPED, AugmentConfig, fill
