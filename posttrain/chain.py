@@ -127,7 +127,7 @@ def chain_file(name: str) -> Path:
 
 
 def read_chain(name: str, scripts: Path, *, show: Callable[[str], object]) -> dict[str, Any]:
-    """Read a chain's recipe; of a folder without one, make a chain of all its recipes.
+    """Read a chain's recipe, unchecked; of a folder without one, chain all its recipes.
 
     Raises:
         ConfigError: as `recipe_file`, `read_mapping`, `folder_steps`.
@@ -167,7 +167,7 @@ def resolve_chain(config: StagesConfig, scripts: Path) -> list[ChainStage]:
 
 
 def _resolve(step: StageStep, overrides: Sequence[str], scripts: Path) -> ChainStage:
-    """Check a step's recipe by its own script, which prints what it resolves to."""
+    """Resolve a step's recipe with its script's `main`, in this process."""
     main = runpy.run_path(str(scripts / f"{step.stage}.py"))["main"]
     file = recipe_file(step.recipe)
     arguments = ["--config", str(file.resolve()) if file.is_file() else step.recipe, *overrides]
@@ -206,6 +206,7 @@ def _ordered(stages: Sequence[ChainStage], targets: Sequence[str] | None) -> lis
         path.pop()
         ordered.append(stage)
 
+    # unknown targets were refused with the recipe
     for target in targets or [stage.step.title for stage in stages]:
         for stage in stages:
             if stage.step.title == target:
@@ -214,7 +215,7 @@ def _ordered(stages: Sequence[ChainStage], targets: Sequence[str] | None) -> lis
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a tree of plain values, except the recipe's own output directories."""
+    """Yield every text in a tree of plain values, except under a key `out` at any depth."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):

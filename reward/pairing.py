@@ -16,9 +16,9 @@ Pairs = list[tuple[int, int]]  # (index of answer 1, index of answer 2)
 
 
 def circular_pairs(n: int) -> Pairs:
-    """Pairs of each response with its successor: n pairs, each response once in each position.
+    """Pairs of each response with its successor, each once in each position; none if n < 2.
 
-    Two responses give both orders of their one pair; one response, or none, gives no pair.
+    Two responses give both orders of their one pair.
     """
     return [(i, (i + 1) % n) for i in range(n)] if n > 1 else []
 

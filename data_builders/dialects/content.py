@@ -53,7 +53,7 @@ def read_content(value: Any, role: Role | str, location: str) -> Content:
 
 
 def _refuse_media_parts(value: Any, location: str) -> None:
-    """Refuse a tool's result with pictures or sound: as JSON text it would be their bytes."""
+    """Refuse a tool's result that lists pictures or sound: as JSON text it would be their bytes."""
     for index, part in enumerate(value if isinstance(value, list) else ()):
         if not isinstance(part, Mapping):
             continue
@@ -93,6 +93,7 @@ def read_text(value: Any, location: str) -> str:
 
 
 def _is_text_part(part: Any) -> bool:
+    """True if a part has the type of a text, whether or not it holds one."""
     return isinstance(part, Mapping) and _part_type(part) in _TEXT_PARTS
 
 
@@ -102,7 +103,7 @@ def _part_type(part: Mapping[str, Any]) -> Any:
 
 
 def _part_text(part: Mapping[str, Any], keys: tuple[str, ...], location: str) -> str:
-    """Text of a content part, under the first of `keys` that it fills.
+    """Text under the first of `keys` that a part fills, else its empty text, else RowProblem.
 
     OpenAI's Assistants store an object with the text under `value`.
     """

@@ -53,7 +53,7 @@ class Candidates:
     """Candidate pairs of one prompt, and the reasons of everything that gave none.
 
     Attributes:
-        pairs: in the order in which they are taken.
+        pairs: by category, then by rank.
         unusable: index → reason, for the completions in no pair.
         pairs_dropped: reason → number of pairs.
         outcome: category → "paired", or why it has no pair ("all_right", "no_calls", …).
@@ -72,7 +72,7 @@ def propose_pairs(
     recipe: BuildDpoConfig,
     compare: Compare,
 ) -> Candidates:
-    """All candidate pairs of the `number`-th prompt, in the order in which they are taken."""
+    """Candidate pairs of the `number`-th prompt in the categories that it can have, by rank."""
     distinct, unusable = _split_usable(completions, recipe.max_length)
     pairs: list[CandidatePair] = []
     pairs_dropped: Counter[str] = Counter()
@@ -107,7 +107,7 @@ def propose_pairs(
 def _split_usable(
     completions: Sequence[GradedCompletion], max_length: int | None
 ) -> tuple[list[GradedCompletion], dict[int, str]]:
-    """Distinct completions that are short enough, and index → drop reason of the others."""
+    """Distinct completions, neither failed nor too long, and index → drop reason of the others."""
     unusable: dict[int, str] = {}
     first_by_ids: dict[str, GradedCompletion] = {}
     for completion in completions:
@@ -129,7 +129,7 @@ def _sides(
     completions: Sequence[GradedCompletion],
     recipe: BuildDpoConfig,
 ) -> tuple[list[GradedCompletion], list[GradedCompletion], str]:
-    """Completions to choose from, completions to reject, and the reason if either is empty."""
+    """Completions to choose from and to reject, and a reason, which holds if either is empty."""
     whole = [completion for completion in completions if not completion.truncated]
     scored = [completion for completion in whole if completion.score is not None]
     right = [c for c in scored if c.score is not None and c.score >= recipe.right_at]
@@ -196,7 +196,7 @@ def _spread_pairs(
 
 
 def _unpaired_reason(completion: GradedCompletion, outcome: dict[Category, str]) -> str:
-    """Reason why a usable completion is in no candidate pair."""
+    """Reason why a usable completion is in no pair: its own fault, else a category's outcome."""
     if completion.truncated:
         return "truncated"
     if completion.score is None:

@@ -63,7 +63,7 @@ class CandidatePool:
 
 
 def completions_line(rates: Mapping[str, Mapping[str, int]], *, overlong: int) -> str:
-    """One line of counts over all settings and modes; "" where nothing was sampled."""
+    """Line of completions, and of those truncated, overlong, failed, unscored; "" for none."""
     total: Counter[str] = Counter()
     for counts in rates.values():
         total.update(counts)
@@ -89,7 +89,7 @@ def used_completions(pairs: Iterable[CandidatePair]) -> set[tuple[int, int]]:
 
 
 def pair_counts(pairs: Sequence[CandidatePair]) -> dict[str, Any]:
-    """Number of pairs in total, by category, and by category and reasoning mode."""
+    """Number of pairs: "total", "by_category", and "by_mode" for category and reasoning mode."""
     categories = Counter(pair.category for pair in pairs)
     modes = Counter(f"{pair.category}/{'on' if pair.thinking else 'off'}" for pair in pairs)
     return {
@@ -118,7 +118,7 @@ def _length_balance(pairs: Sequence[CandidatePair]) -> dict[str, float]:
 
 
 def distances(pairs: Sequence[CandidatePair]) -> dict[str, dict[str, Any]]:
-    """Distance of chosen and rejected by category and over all: median, and counts in tenths."""
+    """Distances by category and over all: median, share below a tenth, counts in tenths."""
     by_category: dict[str, dict[str, Any]] = {}
     for name, group in _by_category(pairs).items():
         values = np.array([pair.distance for pair in group])

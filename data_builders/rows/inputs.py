@@ -76,7 +76,7 @@ def _scan_path(
     """Hash and cut a path, which begins at byte `start` of its source."""
     name = os.path.relpath(path, base_dir)
     if path.is_file():
-        digest, pieces = cut_file(path.absolute(), name, part_bytes, start=start)
+        digest, pieces = cut_file(path.absolute(), name, part_bytes, source_bytes=start)
         return [input_of(source.name, path, base_dir, digest)], pieces
     # a dataset directory: its files are inputs, its rows are cut evenly
     files = sorted(file for file in path.rglob("*") if file.is_file())

@@ -167,12 +167,14 @@ def estimate_rows(parts: Sequence[Part]) -> int | None:
     return round(known_rows * sum(part.bytes for part in parts) / known_bytes)
 
 
-def cut_file(path: Path, name: str, limit: int, *, start: int = 0) -> tuple[str, list[Piece]]:
+def cut_file(
+    path: Path, name: str, limit: int, *, source_bytes: int = 0
+) -> tuple[str, list[Piece]]:
     """Hash a file and cut it into pieces of at most about `limit` bytes; an empty file has none.
 
     Args:
         name: name of the file in its rows.
-        start: number of bytes of the source before the file.
+        source_bytes: bytes of the source before the file.
 
     Returns:
         sha256 of the file, and its pieces.
@@ -184,11 +186,11 @@ def cut_file(path: Path, name: str, limit: int, *, start: int = 0) -> tuple[str,
     suffix = path.suffix.lower()
     pieces = None
     if suffix in (".jsonl", ".ndjson") or (suffix == ".json" and not _is_array(path)):
-        digest, pieces = _cut_lines(path, name, limit, start)
+        digest, pieces = _cut_lines(path, name, limit, source_bytes)
     else:
         digest = sha256_file(path)
         if suffix == ".parquet":
-            pieces = _cut_row_groups(path, name, limit, start, digest)
+            pieces = _cut_row_groups(path, name, limit, source_bytes, digest)
     if pieces is None:
         pieces = [Piece(str(path), name, "whole", 0, 0, 1, None, stat_before.st_size, digest)]
     if path.stat().st_mtime_ns != stat_before.st_mtime_ns:

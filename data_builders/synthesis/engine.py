@@ -146,7 +146,7 @@ class Synthesis:
 
 
 def models_of(recipe: SynthesizeConfig, seed: Seed) -> dict[str, SynthesisModel]:
-    """Choose the model of each role for a seed, by a keyed hash of its id."""
+    """Choose the model of each role for a seed, by a keyed hash of its id, with equal chances."""
     chosen: dict[str, SynthesisModel] = {}
     for role, models in recipe.models.items():
         index = key64(recipe.seed, "synthesis_model", role, seed.id) % len(models)
@@ -235,7 +235,7 @@ class Grading:
 
 
 def _replay_rounds(works: Sequence[Work]) -> None:
-    """Send the rounds of `Work.replay` to the seeds that wait for answers, until none remains."""
+    """Answer planted seeds from `Work.replay`, as long as they ask and it has a round."""
     for work in works:
         while work.replay and isinstance(work.move, Asks):
             answers = work.replay.pop(0)
@@ -284,6 +284,7 @@ def _answer_round(
 
 
 def _model_of(recipe: SynthesizeConfig, work: Work, ask: Ask) -> SynthesisModel:
+    """Model that a request names, else the seed's model for its role."""
     if ask.model is None:
         return work.models[ask.role]
     return next(model for model in recipe.models[ask.role] if model.name == ask.model)

@@ -48,6 +48,7 @@ class AskedModel(Strict):
     thinking: bool = True
 
     def check(self) -> None:
+        """Refuse a backend that needs a checkpoint and has none."""
         check_checkpoint(self.backend, self.checkpoint, "checkpoint")
 
 
@@ -61,6 +62,7 @@ class JudgeModel(AskedModel):
     layout: LayoutName = "auto"
 
     def check(self) -> None:
+        """Refuse the layout `auto` with a chat endpoint."""
         if self.backend.kind == "chat" and self.layout == "auto":
             raise ValueError(
                 "a chat endpoint hides its template: set layout to roles for the released GenRM, "

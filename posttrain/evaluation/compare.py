@@ -158,7 +158,7 @@ class Changes:
 
 
 def shared_changes(a: Clustered, b: Clustered) -> Changes:
-    """Changes of a rate, on the questions that both sides have."""
+    """Changes of a rate on the questions that both sides have, of which there must be some."""
     index_in_b: Mapping[object, int] = {name: i for i, name in enumerate(b.names)}
     pairs = [(i, index_in_b[name]) for i, name in enumerate(a.names) if name in index_in_b]
     shared_a, shared_b = np.asarray(pairs).T
@@ -178,6 +178,7 @@ def length_difference(a: Clustered, b: Clustered) -> Difference:
 
 
 def _difference(changes: Changes) -> Difference:
+    """Difference of the changes of at least one question."""
     low, high = changes.interval()
     return Difference(
         a=float(changes.before.mean()),

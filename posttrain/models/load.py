@@ -57,7 +57,7 @@ def load_model(
     seed: int,
     quantization: Any = None,
 ) -> PreTrainedModel:
-    """Load or initialise the model and set its special tokens.
+    """Load or initialise a model with a large enough embedding, and set its special tokens.
 
     Args:
         special: end and pad of the tokenizer of the data.
@@ -219,7 +219,7 @@ def _from_config(
 
 
 def set_special_tokens(model: PreTrainedModel, special: SpecialTokens) -> None:
-    """Set end of turn and pad in the config, the generation config and the embedding."""
+    """Set end of turn and pad in config, generation config and embedding; other stops stay."""
     text_config = model.config.get_text_config()
     text_config.eos_token_id = special.end_id
     text_config.pad_token_id = special.pad_id

@@ -99,4 +99,5 @@ def _write(artifact: Path, target: Path, state: RunState) -> Path:
 
 
 def _moment(seconds: float) -> str:
+    """Date and time in UTC, from seconds since the epoch."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

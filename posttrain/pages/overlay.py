@@ -45,7 +45,7 @@ class OverlaidRun:
 
 
 def write_overlay(artifacts: Sequence[Path], *, out: Path) -> Path:
-    """Write one page about several artifacts.
+    """Write one page about up to `len(_STYLES)` different artifacts.
 
     Raises:
         ConfigError: too many artifacts, or one of them twice.
@@ -67,7 +67,7 @@ def write_overlay(artifacts: Sequence[Path], *, out: Path) -> Path:
 
 
 def _short_names(paths: Sequence[Path]) -> list[str]:
-    """The fewest last parts of different paths that tell them apart."""
+    """Last parts of different paths, equally many of each and the fewest that tell them apart."""
     for length in itertools.count(1):
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
@@ -130,7 +130,7 @@ def _recipes(runs: Sequence[OverlaidRun]) -> Iterator[ui.Block]:
 
 
 def _flat(config: Any, key: str = "") -> dict[str, object]:
-    """Values of a config by dotted key; a list of blocks is keyed by position."""
+    """Values of a config by dotted key, as short texts; a list of blocks is keyed by position."""
     inner = config
     if isinstance(config, list) and any(isinstance(element, Mapping) for element in config):
         inner = {str(position): element for position, element in enumerate(config)}

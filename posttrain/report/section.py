@@ -263,12 +263,12 @@ def estimate(row: Row | None, *, scale: float = 1.0, digits: int = 1) -> str | N
 
 
 def on_off(thinking: bool) -> str:
-    """Name of a reasoning mode."""
+    """Name of a reasoning mode: "on" or "off"."""
     return "on" if thinking else "off"
 
 
 def graded(score: float | None) -> str:
-    """Words for a grader's score."""
+    """Words for a grader's score: "right", "wrong", "partly right" or "unscored"."""
     if score is None:
         return "unscored"
     return {1.0: "right", 0.0: "wrong"}.get(score, "partly right")
@@ -280,7 +280,7 @@ def signed(value: float, digits: int, unit: str = "") -> str:
 
 
 def counted(counts: Mapping[str, int]) -> str:
-    """Line of counts by name, "duplicate 12, no_answer 3"; counts of 0 are left out."""
+    """Line of counts in their order, "duplicate 12, no_answer 3"; counts of 0 are left out."""
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 

@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from posttrain.tokens.renderer import PromptRenderer
 
 MADE_BY = "made_by.json"
-# prompt id, index
 Key = tuple[str, int]
 # one may run tools while another is answered
 _ROLLOUTS_PER_CONNECTION = 2
@@ -189,6 +188,7 @@ def _tokens_of(completion: Completion) -> int:
 
 
 def _key(task: Task) -> Key:
+    """(prompt id, index) of a task."""
     return task.prompt.id, task.index
 
 
@@ -203,13 +203,13 @@ def prompt_lines(prompts: Sequence[Prompt]) -> str:
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """Read the prompts of a `prompts.jsonl`."""
+    """Read the prompts of a `prompts.jsonl` that a run wrote, unchecked."""
     with path.open(encoding="utf-8") as lines:
         return [prompt_from_row(json.loads(line)) for line in lines]
 
 
 def read_completions(path: Path) -> list[Completion]:
-    """Read the completions of a `samples.jsonl`."""
+    """Read the completions of a `samples.jsonl` that a run wrote, unchecked."""
     with path.open(encoding="utf-8") as lines:
         return [completion_from_row(json.loads(line)) for line in lines]
 
@@ -233,7 +233,7 @@ def bind(work: Path, made_by: Mapping[str, Any]) -> None:
 
 
 def rollouts_at_once(backend: object) -> int:
-    """Number of rollouts to have in flight with a backend."""
+    """Number of rollouts to have in flight with a backend: two for each of its connections."""
     connections = backend.total_concurrency if isinstance(backend, Server) else 1
     return _ROLLOUTS_PER_CONNECTION * connections
 

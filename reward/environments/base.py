@@ -87,7 +87,7 @@ class RLVREnvironment:
         return None
 
     def schemas(self, prompt: Prompt) -> str:
-        """JSON text of the tools that a prompt declares."""
+        """JSON text of the tools that a prompt declares, "[]" if none."""
         return prompt.tools or "[]"
 
     def open(self, prompt: Prompt) -> Environment | None:
@@ -99,7 +99,7 @@ class RLVREnvironment:
         raise NotImplementedError
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """Score a completion that is neither empty nor truncated."""
+        """Score a completion neither empty nor truncated; by default with `check`, in a worker."""
         reference = f"{type(self).__module__}:{type(self).__qualname__}"
         job = [reference, prompt_to_row(prompt), completion_row(completion)]
         result = await SHARED_WORKERS.run_one(("verify", job))
@@ -128,7 +128,7 @@ class RLVREnvironment:
         return score.value is not None and score.value >= self.passes_at
 
     def prompt(self, row: Row, *, source: str = "") -> Prompt:
-        """Convert a row into a prompt.
+        """Convert a row into a prompt, or raise DataError.
 
         Raises:
             DataError: the row cannot be used; the message names the field.

@@ -52,13 +52,14 @@ fee_review instead.
 
 
 def _make_reference(tables: Tables, kind: str, *details: object) -> str:
-    """Reference of an action: the same for the same action in one bank alone."""
+    """Reference of an action, as BL-01234: the same for the same action in one bank alone."""
     text = json_text([tables["customers"], details]).encode("utf-8", "replace")
     digest = hashlib.blake2b(text, digest_size=4).digest()
     return f"{kind}-{int.from_bytes(digest, 'big') % 100_000:05}"
 
 
 def _verify_customer(tables: Tables, name: str, code: str) -> str:
+    """Make the customer with this name and code the caller. Returns id and internal note."""
     credentials = (name.strip().casefold(), code.strip())
     for key, row in tables["customers"].items():
         if (row["name"].casefold(), row["code"]) == credentials:
@@ -87,6 +88,7 @@ def _list_rows(tables: Tables, table: str) -> str:
 
 
 def _block_card(tables: Tables, card: str) -> str:
+    """Block a card, also one that is blocked already. Returns the reference."""
     _row_of_caller(tables, "cards", card)["status"] = "blocked"
     return _make_reference(tables, "BL", card)
 
@@ -109,6 +111,7 @@ def _transfer(tables: Tables, source: str, target: str, amount: int) -> str:
 
 
 def _refund_fee(tables: Tables, fee: str) -> str:
+    """Mark a fee as refunded, once; no balance changes. Returns the reference."""
     row = _row_of_caller(tables, "fees", fee)
     if row["refunded"]:
         raise Refused("this fee has been refunded")

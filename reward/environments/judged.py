@@ -64,7 +64,7 @@ class LabelJudge:
     async def label(
         self, task: str, parts: Sequence[tuple[str, str]], *, label: str
     ) -> bool | None:
-        """Ask the model for a boolean label; None if none of its answers has one.
+        """Ask the model for a boolean label; None if no answer has one, JudgeError if a call fails.
 
         Args:
             task: what the model is to decide.
@@ -115,7 +115,7 @@ class EquivalenceEnvironment(JudgedEnvironment):
         return None if has_gold else "no gold"
 
     async def score(self, prompt: Prompt, completion: Completion) -> Score:
-        """Score 1 or 0 if the labels of both orders agree; unscored if they do not.
+        """Score 1 or 0 if both orders agree, else unscored; the gold itself needs no judge.
 
         An answer that is the gold word for word scores 1 without the judge.
         """
@@ -172,7 +172,7 @@ class RubricEnvironment(JudgedEnvironment):
 
 
 def _rubric_items(prompt: Prompt) -> list[tuple[str, str]]:
-    """(question, YES or NO) of each item of a prompt's rubric."""
+    """(question, pass criteria in upper case) of each item of a prompt's rubric, unchecked."""
     rubric: list[dict[str, Any]] = metadata_of(prompt)["rubric"]
     return [(item["question"], str(item["pass_criteria"]).upper()) for item in rubric]
 

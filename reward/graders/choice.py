@@ -146,7 +146,7 @@ _AND = re.compile(r"[\s*_)\]}]*(?:\b(?:or|and)\b|[/,&和或])[\s*_(\[{]*", re.IG
 
 
 def chosen_option(answer: str, options: Options) -> str | None:
-    """Letter of the option that an answer (without its reasoning) chooses, in upper case.
+    """Option that an answer (without its reasoning) chooses: upper-case letter, SEVERAL or None.
 
     SEVERAL where it chooses several; None where it names no option.
     """
@@ -168,7 +168,7 @@ def chosen_option(answer: str, options: Options) -> str | None:
 
 
 def _without_list_of_options(answer: str, options: Options) -> str:
-    """The answer without a repeated list of all options, whose last line is not a choice.
+    """The answer without the first list of all options in it, whose last line is not a choice.
 
     A line that names an option a second time stays.
     """
@@ -189,7 +189,7 @@ def _without_list_of_options(answer: str, options: Options) -> str:
 
 
 def _mentioned_option(text: str, options: Options, kind: str) -> str | None:
-    """The option that a sentence names: behind a label the first, in a last line the only one."""
+    """Option that a text names, or SEVERAL: after a label the first, in a last line the only."""
     text = "\n".join(map(bare, text.split("\n")))
     mentions = [m for m in _MENTION.finditer(text) if m["letter"] in options and _names_option(m)]
     if not mentions:

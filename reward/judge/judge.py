@@ -58,7 +58,7 @@ class JudgeSampler:
 def judge_sampler(
     model: JudgeModel, sampler: Sampler, *, template: str | None, tokens: tuple[str, ...] = ()
 ) -> JudgeSampler:
-    """Prepare a recipe's model as a judge.
+    """Prepare a recipe's model as a judge, in the layout that fits and that it was trained in.
 
     Args:
         template: source of its chat template; None where a server hides it.
@@ -86,7 +86,7 @@ class GenRmJudge:
     Args:
         models: judge models, each of which gives every comparison a vote.
         cache: votes on disk; without it they are kept only within one call of `judge`.
-        rollout_urls: addresses of the servers that sample the rollouts.
+        rollout_urls: addresses of the servers that sample the rollouts; `begin` asks none of them.
         on_progress: called with the number of votes since its last call.
     """
 
@@ -135,7 +135,7 @@ class GenRmJudge:
     def begin(
         self, comparisons: Sequence[Comparison], *, seed: int
     ) -> Sequence[asyncio.Task[None]]:
-        """Ask servers about comparisons that `judge` will be given with the same seed.
+        """Ask servers without rollouts about comparisons that `judge` will get with the same seed.
 
         Called in the event loop; does not wait. Returns the tasks of the requests.
 
@@ -199,7 +199,7 @@ class GenRmJudge:
         return votes
 
     def _request_settings(self, number: int) -> RequestSettings:
-        """Settings of all requests to one of the models."""
+        """Settings of all requests to one of the models; at temperature 0 without retries."""
         model = self._models[number]
         parameters = self._config.sampling.parameters()
         # no retries at temperature 0: a model repeats itself
@@ -217,7 +217,7 @@ class GenRmJudge:
     async def _ask_server(
         self, model: JudgeSampler, requests: Iterator[VoteRequest], seed: int, concurrency: int
     ) -> list[VoteRequest]:
-        """Answer requests with `concurrency` tasks; a free task takes the next request."""
+        """Answer requests with `concurrency` tasks, in order; equals become the first of them."""
         answered: dict[int, VoteRequest] = {}
         first_by_key: dict[str, VoteRequest] = {}
         queue = enumerate(requests)

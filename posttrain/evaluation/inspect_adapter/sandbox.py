@@ -80,7 +80,7 @@ class BubblewrapSandbox(SandboxEnvironment):
         timeout_retry: bool = True,
         concurrency: bool = True,
     ) -> ExecResult[str]:
-        """Run a command once, with `timeout_retry` and `concurrency` ignored.
+        """Run a command once, as the only user; `timeout_retry` and `concurrency` are ignored.
 
         A second run after a time-out would make the changes of the first one again.
 
@@ -119,7 +119,7 @@ class BubblewrapSandbox(SandboxEnvironment):
         try:
             await self._sandbox.write(file, data)
         except OSError as error:
-            _raise_by_name(error)
+            _raise_by_words(error)
 
     @overload
     async def read_file(self, file: str, text: Literal[True] = True) -> str: ...
@@ -137,12 +137,12 @@ class BubblewrapSandbox(SandboxEnvironment):
         try:
             data = await self._sandbox.read(file)
         except OSError as error:
-            _raise_by_name(error)
+            _raise_by_words(error)
         return data.decode() if text else data
 
 
-def _raise_by_name(error: OSError) -> NoReturn:
-    """Raise an error as the class that its text names: inspect shows these classes to the model."""
+def _raise_by_words(error: OSError) -> NoReturn:
+    """Raise an error as the class for the shell's words in it: inspect shows it to the model."""
     for words, error_class in _ERROR_CLASSES:
         if words in str(error):
             raise error_class(str(error)) from error

@@ -40,7 +40,7 @@ def _parquet(path: Path, rows: int) -> None:
 
 
 def _parts(path: Path, start: int = 0) -> list[Part]:
-    return gather("s", cut_file(path, path.name, 4096, start=start)[1], 4096)
+    return gather("s", cut_file(path, path.name, 4096, source_bytes=start)[1], 4096)
 
 
 @pytest.mark.usefixtures("small")
