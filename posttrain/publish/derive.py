@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from posttrain.models.inference import weights_digest
 from posttrain.publish.card import CARD, checkpoint_card, origins_of
 from posttrain.runs import (
@@ -99,6 +101,7 @@ def derive_checkpoint(
     stage: str,
     method: str,
     identity: Mapping[str, Any],
+    recipe: BaseModel | None = None,
     sources: Sequence[Source],
     base: str,
     write: Callable[[Path], Derived],
@@ -111,6 +114,7 @@ def derive_checkpoint(
         stage: name of the stage, under which `identity` stands in the manifest's config.
         method: method that the card names.
         identity: what decides the weights; sources by digest, no paths.
+        recipe: what `identity` was made from, if a recipe.
         sources: what the checkpoint is made from; those with a manifest become its parents, and
             the first of these names the chat template.
         base: folder or hub id whose license, datasets and base model the card takes over.
@@ -124,7 +128,8 @@ def derive_checkpoint(
     Raises:
         ConfigError: `out` belongs to something else, or as `write` raises; then nothing stays.
     """
-    with open_run(out, kind=KIND, config={stage: identity}, scratch=scratch) as run:
+    config = {stage: identity}
+    with open_run(out, kind=KIND, config=config, recipe=recipe, scratch=scratch) as run:
         if run.complete:
             return read_artifact(out, verify=False).stats
         partial = out / f".{stage}.partial"

@@ -70,6 +70,7 @@ def quantize(recipe: QuantizeConfig, *, show: Callable[[str], object]) -> Mappin
         stage="quantize",
         method="quantize",
         identity=recipe.owner_config() | {"checkpoint": source.digest, "data": data.digest},
+        recipe=recipe,
         sources=[source, data],
         base=recipe.checkpoint,
         write=lambda folder: _write(recipe, folder, show=show),
