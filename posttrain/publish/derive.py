@@ -60,10 +60,13 @@ class Derived:
     Attributes:
         summary: lines of the card on what was done.
         stats: stats of the manifest.
+        serving: commands of the card that serve the weights as they are meant, with NAME for the
+            folder or hub id; None: those of a checkpoint that every loader reads.
     """
 
     summary: Sequence[str]
     stats: Mapping[str, Any]
+    serving: Sequence[str] | None = None
 
 
 def read_source(path: Path | str) -> Source:
@@ -138,10 +141,14 @@ def derive_checkpoint(
         origins_of(out, base=base, adapter=adapter),
         folder=out,
         summary=derived.summary,
+        serving=derived.serving,
         parents=parents,
         details=[],
     )
     atomic_write_text(out / CARD, card)
+    stats = dict(derived.stats)
+    if derived.serving is not None:  # for the card that `push` writes
+        stats["serving"] = [*derived.serving]
     # the card is its owner's to edit, so the manifest does not bind it
     listed_files = {path.name for path in out.iterdir() if path.is_file()} - {CARD, STAGE}
     run.finish(
@@ -149,5 +156,5 @@ def derive_checkpoint(
         files=dict.fromkeys(listed_files),
         parents=parents,
         template_digest=template_digest,
-        stats=derived.stats,
+        stats=stats,
     )
