@@ -28,7 +28,7 @@ from posttrain.config.load import nearest
 from posttrain.config.recipe_files import RECIPES, parse_value, read_mapping, recipe_file
 from posttrain.config.stages import CHAIN, StagesConfig, StageStep
 from posttrain.errors import ConfigError, PosttrainError
-from posttrain.runs import MANIFEST, STAGE
+from posttrain.runs import MANIFEST, STAGE, read_owner
 
 # recipes are named after their stage; these have a shorter name, or more in front of it
 _NAMED = {
@@ -41,6 +41,7 @@ _NAMED = {
 _NOT_IN_A_FOLDER = "stages"  # a chain of chains is none
 # a file of rows, or a glob of such
 _ROWS = re.compile(r"[^\s:]+\.(jsonl|ndjson|json|parquet)(\.gz|\.zst)?")
+_SHOWN_KEYS = 3  # of those that a state names
 _LOG_LINES = 12
 _LOG_WIDTH = 2000
 PROGRESS_SECONDS = 60.0
@@ -235,10 +236,39 @@ def _lies_in(text: str, out: Path) -> bool:
 
 
 def state_of(stage: ChainStage, root: Path) -> str:
-    """State of a stage's output directory: `finished`, `goes on` (interrupted) or `to do`."""
-    if (root / stage.out / MANIFEST).is_file():
+    """State of a stage's output directory: `finished`, `goes on` (interrupted) or `to do`.
+
+    One that another configuration finished says so: the stage will refuse it.
+    """
+    out = root / stage.out
+    has_owner = (out / STAGE).is_file()
+    if not (out / MANIFEST).is_file():
+        return "goes on" if has_owner else "to do"
+    keys = _other_values(read_owner(out)["config"], stage.recipe) if has_owner else []
+    if not keys:
         return "finished"
-    return "goes on" if (root / stage.out / STAGE).is_file() else "to do"
+    more = f" and {len(keys) - _SHOWN_KEYS} more" if len(keys) > _SHOWN_KEYS else ""
+    return f"finished, with other values of {', '.join(keys[:_SHOWN_KEYS])}{more}"
+
+
+def _other_values(recorded: Any, resolved: Any, path: tuple[str, ...] = ()) -> list[str]:
+    """Dotted keys that have other numbers in a finished stage's config than in its recipe.
+
+    Its texts may be digests in place of paths, and its nulls are filled by what a model states.
+    """
+    keys: list[str] = []
+    if isinstance(recorded, Mapping) and isinstance(resolved, Mapping):
+        for key in recorded:
+            if key in resolved:
+                keys += _other_values(recorded[key], resolved[key], (*path, key))
+    elif isinstance(recorded, list) and isinstance(resolved, list):
+        if len(recorded) != len(resolved):
+            return [".".join(path)]
+        for index, values in enumerate(zip(recorded, resolved, strict=True)):
+            keys += _other_values(*values, (*path, str(index)))
+    elif isinstance(recorded, int | float) and isinstance(resolved, int | float):
+        return [".".join(path)] if recorded != resolved else []
+    return keys
 
 
 def missing_inputs(stages: Sequence[ChainStage], root: Path) -> list[str]:

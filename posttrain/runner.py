@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from rich.console import Console
 
 from posttrain.pages.write import show_finished, show_up_to_date
@@ -19,6 +20,7 @@ def run_data_stage(
     *,
     kind: str,
     config: Mapping[str, Any],
+    recipe: BaseModel,
     dry_run: bool,
     make: Callable[[Run], object],
     plan: Callable[[], object] | None = None,
@@ -31,6 +33,7 @@ def run_data_stage(
         kind: kind of the artifact.
         config: what decides the artifact's content: the recipe, with its inputs by digest and
             without `out`.
+        recipe: what `config` was made from.
         dry_run: only check that the directory may be used, and print the plan.
         make: writes the files and calls `finish`.
         plan: prints what the real run would do; raises what would stop it.
@@ -42,11 +45,11 @@ def run_data_stage(
     """
     out = Path(out)
     if dry_run:
-        Run.open(out, kind=kind, config=config, dry_run=True)
+        Run.open(out, kind=kind, config=config, recipe=recipe, dry_run=True)
         if plan is not None:
             plan()
         return
-    with open_run(out, kind=kind, config=config, scratch=scratch) as run:
+    with open_run(out, kind=kind, config=config, recipe=recipe, scratch=scratch) as run:
         was_complete = run.complete
         if not was_complete:
             make(run)

@@ -22,6 +22,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
+
 from posttrain.errors import ConfigError, DataError, PosttrainError
 from posttrain.hashing import digest_of, sha256_file
 from posttrain.versions import package_versions
@@ -35,6 +39,7 @@ STAGE = "stage.json"
 SECONDS = "seconds.json"
 REPORT = "report.html"  # no part of the artifact: it can be written again at any time
 LOG = "log.jsonl"  # of a training run, a row for each logged step
+_ABSENT: Any = object()  # equals no value
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +109,22 @@ class Run:
 
     @classmethod
     def open(
-        cls, out: Path | str, *, kind: str, config: Mapping[str, Any], dry_run: bool = False
+        cls,
+        out: Path | str,
+        *,
+        kind: str,
+        config: Mapping[str, Any],
+        recipe: BaseModel | None = None,
+        dry_run: bool = False,
     ) -> Run:
         """Create the directory, or reopen it if the same config made it.
 
-        A dry run only checks that it can be used.
+        A dry run only checks that it can be used. The directory of a version that had fewer keys
+        keeps the config that it has.
 
         Args:
             config: the resolved recipe without its output path, JSON-able.
+            recipe: what `config` was made from; knows the default of every key.
 
         Raises:
             ConfigError: the directory belongs to another config or stage, or holds foreign files.
@@ -122,15 +135,14 @@ class Run:
         if owner and not (owner.get("released") and owner["kind"] == kind):
             if owner["kind"] != kind:
                 raise ConfigError(f"{out} holds a {owner['kind']!r} artifact, not {kind!r}")
-            if owner["config_digest"] != run.config_digest:
-                changed = ", ".join(differing_keys(owner["config"], config))
-                # a new key that is null, as those of another version are
-                changed = changed or "keys that are null in one and absent from the other"
+            known = without_new_defaults(config, owner["config"], recipe)
+            if owner["config_digest"] != digest_of(known):
+                changed = ", ".join(differing_keys(owner["config"], known))
                 raise ConfigError(
                     f"{out} was made by another config (they differ in: {changed}); choose another "
                     "out=, or delete the directory to start over"
                 )
-            return run
+            return cls(out, kind, owner["config"], owner["config_digest"])
         if out.exists() and not out.is_dir():
             raise ConfigError(f"{out} is a file; out= must name a directory")
         partial = f".{STAGE}.partial"
@@ -230,7 +242,12 @@ def read_owner(out: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def open_run(
-    out: Path, *, kind: str, config: Mapping[str, Any], scratch: str | None = None
+    out: Path,
+    *,
+    kind: str,
+    config: Mapping[str, Any],
+    recipe: BaseModel | None = None,
+    scratch: str | None = None,
 ) -> Generator[Run]:
     """Open a stage's output directory: locked while it works, released if it made nothing.
 
@@ -239,7 +256,7 @@ def open_run(
         DataError: as `refusing_full_disk`.
     """
     with refusing_full_disk(out), locked(out):
-        run = Run.open(out, kind=kind, config=config)
+        run = Run.open(out, kind=kind, config=config, recipe=recipe)
         began = None if (out / MANIFEST).is_file() else time.monotonic()
         try:
             yield run
@@ -321,19 +338,66 @@ def refuse_other(out: Path, recorded: Mapping[str, Any], current: Mapping[str, A
         )
 
 
-def differing_keys(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted keys whose values differ between two configs."""
+def differing_keys(
+    old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "", *, absent: object = _ABSENT
+) -> list[str]:
+    """Dotted keys whose values differ between two configs.
+
+    Args:
+        absent: value of a key that one of them lacks; by default it differs from any.
+    """
     keys: list[str] = []
     for key in sorted(set(old) | set(new)):
-        old_value = old.get(key)
-        new_value = new.get(key)
+        old_value = old.get(key, absent)
+        new_value = new.get(key, absent)
         if isinstance(old_value, Mapping) and isinstance(new_value, Mapping):
             old_block = cast(Mapping[str, Any], old_value)
             new_block = cast(Mapping[str, Any], new_value)
-            keys += differing_keys(old_block, new_block, f"{prefix}{key}.")
+            keys += differing_keys(old_block, new_block, f"{prefix}{key}.", absent=absent)
         elif old_value != new_value:
             keys.append(f"{prefix}{key}")
     return keys
+
+
+def without_new_defaults(
+    config: Any, recorded: Any, recipe: BaseModel | None, block: Any = None
+) -> Any:
+    """Copy a config without the keys that a recorded one lacks and that have their default.
+
+    The version that recorded it had no such keys.
+
+    Args:
+        recipe: what the config was made from; None: every key counts.
+        block: part of the recipe that this part of the config was made from; None: the whole.
+    """
+    config_parts = _parts(config)
+    if recipe is None or not config_parts:
+        return config
+    block = recipe if block is None else block
+    fields = type(block).model_fields if isinstance(block, BaseModel) else {}
+    # an identity may hold a block of the recipe under another path
+    blocks = {**_parts(recipe), **_parts(block)}
+    recorded_parts = _parts(recorded)
+    kept: dict[Any, Any] = {}
+    for key, value in config_parts.items():
+        if key in recorded_parts:
+            kept[key] = without_new_defaults(value, recorded_parts[key], recipe, blocks.get(key))
+        elif key not in fields or value != _default(fields[key]):
+            kept[key] = value
+    return [*kept.values()] if isinstance(config, list) else kept
+
+
+def _parts(value: Any) -> Mapping[Any, Any]:
+    """Values in a block, a mapping or a list, by key or position; none in a scalar."""
+    if isinstance(value, BaseModel):
+        return vars(value)
+    if isinstance(value, list | tuple):
+        return dict(enumerate(cast(Sequence[Any], value)))
+    return cast(Mapping[Any, Any], value) if isinstance(value, Mapping) else {}
+
+
+def _default(field: FieldInfo) -> Any:
+    return to_jsonable_python(field.get_default(call_default_factory=True))
 
 
 # ---- finished artifacts ----

@@ -55,8 +55,15 @@ def main(argv: list[str] | None = None) -> None:
         def make(run: Run) -> None:
             keep_audit(run, inputs, audit_data(inputs))
 
-        config = inputs.config
-        run_data_stage(console, recipe.out, kind=KIND, config=config, dry_run=False, make=make)
+        run_data_stage(
+            console,
+            recipe.out,
+            kind=KIND,
+            config=inputs.config,
+            recipe=recipe,
+            dry_run=False,
+            make=make,
+        )
         stats = read_artifact(recipe.out, verify=False).stats
     if crossed := stats["violations"]:
         raise DataError("\n  ".join(["limits were crossed:", *crossed]))

@@ -73,6 +73,7 @@ def main(argv: list[str] | None = None) -> None:
         out,
         kind=KIND,
         config=config,
+        recipe=recipe,
         dry_run=options.dry_run,
         make=make,
         plan=plan,

@@ -42,6 +42,7 @@ def main(argv: list[str] | None = None) -> None:
         recipe.out,
         kind=KIND,
         config=build_config(recipe),
+        recipe=recipe,
         dry_run=options.dry_run,
         plan=lambda: show_plan(setup, console),
         make=make_or_check,

@@ -50,7 +50,15 @@ def main(argv: list[str] | None = None) -> None:
     args = grpo_arguments(recipe, out=out / RESUME)
     # connections to teachers live in this loop from the first step to the last
     with reward_loop() as (runner, stack):
-        teachers = open_teachers(recipe, device=args.device, out=out, stack=stack)
+        teachers = open_teachers(
+            recipe.teachers,
+            student=recipe.model,
+            device=args.device,
+            out=out,
+            stack=stack,
+            in_memory=recipe.teachers_in_memory,
+            student_is_rounded=simulation is not None,
+        )
         parents = plan.parents + teachers.parents
         if simulation is not None and simulation.parent is not None:
             parents.append(simulation.parent)

@@ -65,6 +65,7 @@ def main(argv: list[str] | None = None) -> None:
         recipe.out,
         kind=run.KIND,
         config=config,
+        recipe=recipe,
         dry_run=options.dry_run,
         make=make,
         plan=plan,

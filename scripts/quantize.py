@@ -4,13 +4,12 @@ posttrain quantize --config tiny/quantize
 """
 
 from importlib.util import find_spec
-from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.quantize import QuantizeConfig
 from posttrain.errors import ConfigError
-from posttrain.runs import MANIFEST, read_artifact
+from posttrain.runs import read_artifact
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -20,23 +19,29 @@ def main(argv: list[str] | None = None) -> None:
         raise ConfigError("quantize needs ModelOpt: pip install 'posttrain[quantize]'")
     refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
     read_artifact(recipe.data, kind="sft_data", verify=False)
-    from posttrain.pages.write import show_finished, show_up_to_date
-    from posttrain.quantization.stage import plan, quantize
+    from posttrain.publish.derive import KIND
+    from posttrain.quantization.stage import WORK, config_of, plan, quantize, sources_of
     from posttrain.report.console import open_console
+    from posttrain.runner import run_data_stage
 
     console = open_console()
-    out = Path(recipe.out)
-    if options.dry_run:
-        console.print(f"{recipe.checkpoint} → {out}", soft_wrap=True)
+    sources = sources_of(recipe)
+
+    def show_plan() -> None:
         for line in plan(recipe):
             console.print(line, soft_wrap=True)
-        return
-    was_complete = (out / MANIFEST).is_file()
-    quantize(recipe, show=console.print)
-    if was_complete:
-        show_up_to_date(console, out)
-    else:
-        show_finished(console, out)
+
+    run_data_stage(
+        console,
+        recipe.out,
+        kind=KIND,
+        config=config_of(recipe, sources),
+        recipe=recipe,
+        dry_run=options.dry_run,
+        make=lambda run: quantize(run, recipe, sources, show=console.print),
+        plan=show_plan,
+        scratch=WORK,
+    )
 
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ def main(argv: list[str] | None = None) -> None:
         out,
         kind=KIND,
         config=recipe.owner_config(),
+        recipe=recipe,
         dry_run=options.dry_run,
         make=make,
         plan=plan,

@@ -6,7 +6,8 @@
 
 `--config` is a recipe that lists stages, or a folder of recipes named after their stages. Every
 stage's recipe is checked before the first begins; a finished stage is passed on. `--dry-run` makes
-the dry run of the first unfinished one: the inputs of later ones are not there yet.
+the dry run of the first one that is unfinished, or that another configuration finished: the
+inputs of later ones are not there yet.
 """
 
 from dataclasses import replace

@@ -30,6 +30,7 @@ def main(argv: list[str] | None = None) -> None:
         config.out,
         kind=KIND,
         config=config.owner_config(),
+        recipe=config,
         dry_run=options.dry_run,
         make=partial(write_world, config=config, template=nemotron_3_nano_template()),
     )

@@ -9,11 +9,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from posttrain.config.base import Strict
 from posttrain.config.command import run_command
 from posttrain.errors import ConfigError, DataError
+from posttrain.hashing import digest_of
 from posttrain.runs import (
     Counts,
     Run,
@@ -56,7 +59,7 @@ def test_another_config_is_refused_by_name_and_the_same_one_resumes(tmp_path):
     assert not Run.open(tmp_path / "a", kind="toy", config={"x": 1, "in": {"y": 2}}).complete
     with pytest.raises(ConfigError, match=r"they differ in: in\.y"):
         Run.open(tmp_path / "a", kind="toy", config={"x": 1, "in": {"y": 3}})
-    with pytest.raises(ConfigError, match="null in one and absent"):
+    with pytest.raises(ConfigError, match=r"they differ in: in\.new"):
         Run.open(tmp_path / "a", kind="toy", config={"x": 1, "in": {"y": 2, "new": None}})
     with pytest.raises(ConfigError, match="holds a 'toy' artifact"):
         Run.open(tmp_path / "a", kind="sft_data", config={"x": 1, "in": {"y": 2}})
@@ -64,6 +67,52 @@ def test_another_config_is_refused_by_name_and_the_same_one_resumes(tmp_path):
     (tmp_path / "mine" / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="not made by a stage of ours"):
         Run.open(tmp_path / "mine", kind="toy", config={})
+
+
+class Block(Strict):
+    y: int
+    new: float = 0.5
+
+
+class Toy(Strict):
+    x: int = 1
+    new: int | None = None
+    blocks: tuple[Block, ...] = ()
+    named: dict[str, Block]
+    free: dict[str, Any]
+
+
+def test_a_key_that_an_older_version_did_not_have_counts_where_it_is_set(tmp_path):
+    older: dict[str, Any] = {
+        "x": 1,
+        "blocks": [{"y": 2}],
+        "named": {"a": {"y": 3}},
+        "free": {"y": 4},
+        "rows_digest": "abc",
+        "reward": {"named": {"a": {"y": 3}}},
+    }
+    Run.open(tmp_path, kind="toy", config=older)
+    one = Block(y=2)
+    toy = Toy(blocks=(one,), named={"a": Block(y=3)}, free={"y": 4})
+
+    def reopened(recipe: Toy, **changes: Any) -> Run:
+        config = recipe.model_dump(mode="json") | {"rows_digest": "abc"}
+        config["reward"] = {"named": config["named"]}
+        return Run.open(tmp_path, kind="toy", config={**config, **changes}, recipe=recipe)
+
+    run = reopened(toy)
+    assert (run.config, run.config_digest) == (older, digest_of(older))
+    for change, name in (
+        ({"new": 0}, "new"),
+        ({"blocks": (one.model_copy(update={"new": 0.6}),)}, "blocks"),
+        ({"blocks": (one, one)}, "blocks"),
+        ({"free": {"y": 4, "new": 0.5}}, r"free\.new"),
+        ({"x": 2}, "x"),
+    ):
+        with pytest.raises(ConfigError, match=rf"they differ in: {name}\)"):
+            reopened(toy.model_copy(update=change))
+    with pytest.raises(ConfigError, match=r"they differ in: limit\)"):
+        reopened(toy, limit=None)
 
 
 def test_unfinished_tampered_and_foreign_inputs_are_refused(tmp_path):

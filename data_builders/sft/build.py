@@ -151,7 +151,7 @@ def show_plan(setup: Setup, console: Console) -> None:
         ConfigError: the build would stop.
     """
     recipe = setup.recipe
-    Run.open(recipe.out, kind=KIND, config=build_config(recipe), dry_run=True)
+    Run.open(recipe.out, kind=KIND, config=build_config(recipe), recipe=recipe, dry_run=True)
     if recipe.executor == "ray":
         RayPool(dict, recipe.workers)  # starts nothing yet, and says if Ray is missing
     probe_stats = {probe.name: probe.stats for probe in setup.probes}

@@ -260,7 +260,7 @@ def comparable(
         if part == "rendering":
             part_a = a.lock[part].get(a.checkpoint)
             part_b = b.lock[part].get(b.checkpoint)
-        changed = differing_keys({part: part_a}, {part: part_b})
+        changed = differing_keys({part: part_a}, {part: part_b}, absent=None)
         if changed and part not in despite:
             raise ConfigError(
                 f"the runs differ in {', '.join(changed)}; name --despite {part} to compare them "

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from posttrain.chat.detect import CallDetection, FoundCall, detect_in_completion
 from posttrain.errors import DataError
 from posttrain.jsontext import row_line
@@ -32,6 +34,7 @@ from posttrain.runs import (
     atomic_write_text,
     read_artifact,
     refuse_other,
+    without_new_defaults,
 )
 from posttrain.versions import VERSIONED
 
@@ -260,10 +263,13 @@ def records_of(
 # -- the lock --------------------------------------------------------------------------------------
 
 
-def bind_lock(out: Path, lock: Lock, *, finished: bool = False) -> None:
+def bind_lock(
+    out: Path, lock: Lock, *, recipe: BaseModel | None = None, finished: bool = False
+) -> None:
     """Write the lock of a new run, or check that a run which is resumed has the same.
 
     Args:
+        recipe: what the lock was made from, as for `Run.open`.
         finished: the run is complete, so that versions of packages may differ.
 
     Raises:
@@ -275,7 +281,8 @@ def bind_lock(out: Path, lock: Lock, *, finished: bool = False) -> None:
         return
     ignored = {"weights", "versions"} if finished else {"weights"}
     bound = {key: value for key, value in read_lock(out).items() if key not in ignored}
-    refuse_other(out, bound, {key: lock.get(key) for key in bound})
+    current = {key: lock.get(key) for key in bound}
+    refuse_other(out, bound, without_new_defaults(current, bound, recipe))
 
 
 def bind_weights(out: Path, checkpoint: str, identity: Mapping[str, Any]) -> None:

@@ -239,7 +239,7 @@ def make_evaluation(run: Run, recipe: EvalConfig, plan: EvaluationPlan, console:
         DataError: a backend gave up too often.
     """
     out = run.path
-    bind_lock(out, _lock_of(recipe, plan, run.config_digest))
+    bind_lock(out, _lock_of(recipe, plan, run.config_digest), recipe=recipe)
     total = len(recipe.checkpoints) * sum(unit.size for unit in plan.units)
     mean_limit = most_tokens(recipe, plan.units)
     try:
@@ -273,7 +273,7 @@ def refresh_evaluation(run: Run, recipe: EvalConfig, plan: EvaluationPlan) -> No
         ConfigError: the run was made with another lock.
     """
     out = run.path
-    bind_lock(out, _lock_of(recipe, plan, run.config_digest), finished=True)
+    bind_lock(out, _lock_of(recipe, plan, run.config_digest), recipe=recipe, finished=True)
     write_tables(out, *read_run(out), recipe.prices)
     (out / REPORT).unlink(missing_ok=True)
     _write_inspect_logs(out, recipe)

@@ -23,8 +23,9 @@ def sections(node: Node) -> ui.Sections:
     yield kept_units(node.stats)
 
 
-def tiles(stats: ui.Row) -> list[ui.Tile]:
+def tiles(node: Node) -> list[ui.Tile]:
     """Tiles of size, KL and loss, of the original and the quantised model."""
+    stats = node.stats
     original = stats["variants"]["none"]
     written = stats["variants"]["written"]
     rows = f"{stats['measured']:,} held-out rows"

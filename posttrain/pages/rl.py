@@ -352,8 +352,10 @@ def verdicts(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 # distillation: teachers score rollouts token by token
 
+_REVERSE_KL = "part/reverse_kl"
+
 _DISTILL_MEANS = {
-    "part/reverse_kl": "reverse KL from the teachers, nats a token",
+    _REVERSE_KL: "reverse KL from the teachers, nats a token",
     "masked_tokens": "tokens masked by importance sampling, share",
     "unscored": "rollouts that no teacher scored, share",
     "answer_tokens": "answer tokens",
@@ -365,7 +367,7 @@ _DISTILL_CURVES = (
     Curve(
         "Estimated KL(student ‖ teacher) at what the student wrote, mean over rollouts.",
         "nats a token",
-        "part/reverse_kl",
+        _REVERSE_KL,
     ),
     Curve("Tokens masked by importance sampling.", "share", "masked_tokens"),
 )
@@ -373,13 +375,18 @@ _DISTILL_CURVES = (
 
 @ui.section("Teachers and their domains")
 def teachers(stats: ui.Row) -> Iterator[ui.Block]:
-    yield "Reverse KL from its teacher in nats a token, over the first and the last batches."
+    figure = "Mean reward of a token"
+    sign = 1
+    if _REVERSE_KL in stats["first"] or _REVERSE_KL in stats["last"]:
+        figure = "Reverse KL from its teacher in nats a token"
+        sign = -1  # a token's reward is minus its share
+    yield f"{figure}, over the first and the last batches."
     rows: list[list[object]] = []
     for domain, figures in stats["domains"].items():
         row: list[object] = [domain, stats["routes"][domain]]
         for batches in ("first", "last"):
             token_reward = figures[batches].get("token_reward")
-            row.append("–" if token_reward is None else f"{-token_reward:.4f}")
+            row.append("–" if token_reward is None else f"{sign * token_reward:.4f}")
         row.append(ui.percent(figures["last"].get("unscored")))
         rows.append(row)
     yield ui.Table(["domain", "teacher", "first", "last", "unscored at the end"], rows)
@@ -389,7 +396,7 @@ def teachers(stats: ui.Row) -> Iterator[ui.Block]:
 _TITLES = {"distill": "Distillation", "genrm": "GenRM"}
 # part that a reward alone logs, the means that a run shows of it, and the charts beside them
 _REWARDS: tuple[tuple[str, Mapping[str, str], Sequence[Curve]], ...] = (
-    ("part/reverse_kl", _DISTILL_MEANS, _DISTILL_CURVES),
+    (_REVERSE_KL, _DISTILL_MEANS, _DISTILL_CURVES),
     ("part/right_order", _JUDGE_MEANS, ()),
     ("part/pass", rlvr.RUN_MEANS, rlvr.CURVES),
     ("part/base", _RLHF_MEANS, _REWARD_CURVES),

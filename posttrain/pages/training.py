@@ -1,4 +1,4 @@
-"""Pages of checkpoints, by their method; SFT and DPO are here: losses, held-out groups, margins."""
+"""Pages of trained checkpoints; SFT and DPO are here: losses, held-out groups, margins."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 from posttrain.lineage import Node, listed_rows, side_rows
-from posttrain.pages import quantization, rl
+from posttrain.pages import rl
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves, points
 
 
 def sections(node: Node) -> ui.Sections:
-    """Sections of a `checkpoint` artifact, its speed last."""
-    if node.stats.get("method") == "quantize":
-        yield from quantization.sections(node)
-        return
+    """Sections of a trained checkpoint, its speed last."""
     rows = listed_rows(node, "log.jsonl")
     if rows is None:
         yield ui.Section("Loss", missing=f"{node.name} lists no log.jsonl")
@@ -60,8 +57,6 @@ def so_far(rows: Sequence[ui.Row]) -> Iterator[ui.Section]:
 def tiles(node: Node) -> list[ui.Tile]:
     """Figures that the stage is for, before and after, as the run itself measured them."""
     stats = node.stats
-    if stats.get("method") == "quantize":
-        return quantization.tiles(stats)
     rows = listed_rows(node, "log.jsonl") or []
     if "num_generations" in stats:
         return rl.tiles(stats, rows)

@@ -17,6 +17,7 @@ from posttrain.pages import (
     effects,
     evaluation,
     judging,
+    quantization,
     rlvr,
     samples,
     sft_data,
@@ -47,8 +48,10 @@ from posttrain.report.section import (
 )
 from posttrain.runs import REPORT, atomic_write_text
 
-# kind of artifact → functions that make its sections, and the tiles at the head of its page
-PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]] = {
+# functions that make an artifact's sections, and the tiles at the head of its page
+Page = tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]
+# of a kind of artifact, or of the checkpoints of one method
+PAGES: dict[str, Page] = {
     "audit": (supervision.audit_sections, supervision.audit_tiles),
     "checkpoint": (training.sections, training.tiles),
     "dpo_data": (samples.pair_sections, samples.pair_tiles),
@@ -56,6 +59,7 @@ PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]
     "genrm_data": (judging.data_sections, judging.data_tiles),
     "genrm_evaluation": (judging.evaluation_sections, effects.judge_tiles),
     "pass_rates": (rlvr.profile_sections, rlvr.profile_tiles),
+    "quantize": (quantization.sections, quantization.tiles),
     "samples": (samples.sections, samples.tiles),
     "sft_data": (sft_data.sections, sft_data.tiles),
     "synthetic_rows": (synthesis.sections, synthesis.tiles),
@@ -63,13 +67,20 @@ PAGES: dict[str, tuple[Callable[[Node], Sections], Callable[[Node], list[Tile]]]
 }
 
 
+def page_of(node: Node) -> Page | None:
+    """Page of an artifact's method if it has one of its own, or else of its kind."""
+    return PAGES.get(node.stats.get("method", "")) or PAGES.get(node.kind)
+
+
 def own_sections(node: Node) -> Sections:
     """Sections of an artifact by its kind; none for an unknown kind."""
-    if node.manifest is None or node.kind not in PAGES:
+    if node.manifest is None:
         return
-    sections, _ = PAGES[node.kind]
+    page = page_of(node)
+    if page is None:
+        return
     try:
-        yield from sections(node)
+        yield from page[0](node)
     except KeyError as error:  # an older version may have made the artifact
         reason = f"{node.name} has no {error} in its stats; build it again to see it here"
         yield Section(f"{node.kind} {node.name}", missing=reason)
@@ -82,10 +93,9 @@ def tiles_of(node: Node) -> list[Tile]:
     """
     if node.manifest is None:
         return []
-    if node.kind in PAGES:
-        _, tiles = PAGES[node.kind]
+    if page := page_of(node):
         try:
-            return [*effects.alert_tiles(node), *tiles(node)][: effects.MOST_TILES]
+            return [*effects.alert_tiles(node), *page[1](node)][: effects.MOST_TILES]
         except KeyError:  # an older version made it: its sections say what is missing
             pass
     return [kept_tile(node, "rows")]

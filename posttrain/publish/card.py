@@ -192,6 +192,7 @@ def checkpoint_card(
     summary: Sequence[str],
     parents: Sequence[Parent],
     details: Sequence[str],
+    serving: Sequence[str] | None = None,
 ) -> str:
     """Text of a card: Markdown with a YAML head.
 
@@ -201,6 +202,7 @@ def checkpoint_card(
         summary: lines on what the run did.
         parents: artifacts that the lineage lists.
         details: further sections.
+        serving: commands, as for `serving_section`.
     """
     from huggingface_hub import ModelCardData
 
@@ -216,7 +218,7 @@ def checkpoint_card(
     )
     lines = ["---", head.to_yaml(), "---", ""]
     lines += [f"# {method.upper()} checkpoint", "", *summary, ""]
-    lines += [*marked("serving", serving_section(folder, name=_UNNAMED)), ""]
+    lines += [*marked("serving", serving_section(folder, name=_UNNAMED, commands=serving)), ""]
     lines += ["## Lineage", "", "| kind | digest |", "|---|---|"]
     lines += [f"| {parent.kind} | `{parent.digest}` |" for parent in parents]
     lines += ["", "## Licenses", "", "| license | of |", "|---|---|"]
@@ -229,11 +231,12 @@ def checkpoint_card(
 # -- how to serve it -------------------------------------------------------------------------------
 
 
-def serving_section(folder: Path, *, name: str) -> list[str]:
+def serving_section(folder: Path, *, name: str, commands: Sequence[str] | None = None) -> list[str]:
     """Lines of the card on serving: commands, the tokens that end generation, reasoning off.
 
     Args:
         name: folder or hub id of the checkpoint in the commands.
+        commands: in place of the usual ones, with NAME for `name`; empty: nothing serves it yet.
     """
     dtype = checkpoint_dtype(folder)
     if is_quantised(folder):
@@ -259,15 +262,17 @@ def serving_section(folder: Path, *, name: str) -> list[str]:
     notes += "tokenizer's own."
     if thinking_key:
         notes += f" `{thinking_key}` false switches reasoning off."
-    commands = [f"posttrain chat {name}", f"transformers serve {name}"]
-    if is_quantised(folder):
-        commands = []  # both would load quantised weights without their scales
+    if commands is None:
+        commands = ["posttrain chat NAME", "transformers serve NAME", f"vllm serve NAME{flags}"]
+        if is_quantised(folder):
+            commands = commands[2:]  # the others would load the weights without their scales
+    if not commands:
+        return ["## Serving", "", notes]
     return [
         "## Serving",
         "",
         "```bash",
-        *commands,
-        f"vllm serve {name}{flags}",
+        *(command.replace("NAME", name) for command in commands),
         "curl http://localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\",
         f"  -d '{json.dumps(request)}'",
         "```",

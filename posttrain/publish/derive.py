@@ -16,8 +16,8 @@ from posttrain.runs import (
     Counts,
     Manifest,
     Parent,
+    Run,
     atomic_write_text,
-    open_run,
     parent_of,
     read_artifact,
 )
@@ -60,10 +60,13 @@ class Derived:
     Attributes:
         summary: lines of the card on what was done.
         stats: stats of the manifest.
+        serving: commands of the card that serve the weights as they are meant, with NAME for the
+            folder or hub id; None: those of a checkpoint that every loader reads.
     """
 
     summary: Sequence[str]
     stats: Mapping[str, Any]
+    serving: Sequence[str] | None = None
 
 
 def read_source(path: Path | str) -> Source:
@@ -94,72 +97,64 @@ def copy_tokenizer(tokenizer: Any, *, origin: str, folder: Path) -> None:
 
 
 def derive_checkpoint(
-    out: Path,
+    run: Run,
     *,
-    stage: str,
     method: str,
-    identity: Mapping[str, Any],
     sources: Sequence[Source],
     base: str,
     write: Callable[[Path], Derived],
     adapter: Path | None = None,
-    scratch: str | None = None,
-) -> Mapping[str, Any]:
-    """Write a checkpoint with its card and manifest, or leave a complete one alone.
+) -> None:
+    """Write a checkpoint with its card and manifest into an output directory.
 
     Args:
-        stage: name of the stage, under which `identity` stands in the manifest's config.
+        run: the directory, which holds no finished checkpoint; its config has the sources by digest
+            and no paths.
         method: method that the card names.
-        identity: what decides the weights; sources by digest, no paths.
         sources: what the checkpoint is made from; those with a manifest become its parents, and
             the first of these names the chat template.
         base: folder or hub id whose license, datasets and base model the card takes over.
-        write: writes all files of the model into a folder, which appears whole in `out`.
+        write: writes all files of the model into a folder, which appears whole in the directory.
         adapter: a folder of foreign weights that were merged in; its license goes into the card.
-        scratch: folder in `out` that `write` keeps for a killed run; removed at the end.
-
-    Returns:
-        The stats of the manifest.
 
     Raises:
-        ConfigError: `out` belongs to something else, or as `write` raises; then nothing stays.
+        ConfigError: as `write` raises; then nothing stays.
     """
-    with open_run(out, kind=KIND, config={stage: identity}, scratch=scratch) as run:
-        if run.complete:
-            return read_artifact(out, verify=False).stats
-        partial = out / f".{stage}.partial"
+    out = run.path
+    partial = out / f".{method}.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        derived = write(partial)
+        for path in sorted(partial.iterdir()):
+            path.replace(out / path.name)
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        try:
-            derived = write(partial)
-            for path in sorted(partial.iterdir()):
-                path.replace(out / path.name)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        if scratch is not None:
-            shutil.rmtree(out / scratch, ignore_errors=True)
-        template_digest = None
-        parents: list[Parent] = []
-        for source in sources:
-            if source.manifest is not None:
-                if not parents:  # the first parent names the template
-                    template_digest = source.manifest.template_digest
-                parents.append(parent_of(source.path, relative_to=out, manifest=source.manifest))
-        card = checkpoint_card(
-            method,
-            origins_of(out, base=base, adapter=adapter),
-            folder=out,
-            summary=derived.summary,
-            parents=parents,
-            details=[],
-        )
-        atomic_write_text(out / CARD, card)
-        # the card is its owner's to edit, so the manifest does not bind it
-        listed_files = {path.name for path in out.iterdir() if path.is_file()} - {CARD, STAGE}
-        manifest = run.finish(
-            counts=Counts(0, 0),
-            files=dict.fromkeys(listed_files),
-            parents=parents,
-            template_digest=template_digest,
-            stats=derived.stats,
-        )
-        return manifest.stats
+    template_digest = None
+    parents: list[Parent] = []
+    for source in sources:
+        if source.manifest is not None:
+            if not parents:  # the first parent names the template
+                template_digest = source.manifest.template_digest
+            parents.append(parent_of(source.path, relative_to=out, manifest=source.manifest))
+    card = checkpoint_card(
+        method,
+        origins_of(out, base=base, adapter=adapter),
+        folder=out,
+        summary=derived.summary,
+        serving=derived.serving,
+        parents=parents,
+        details=[],
+    )
+    atomic_write_text(out / CARD, card)
+    stats = dict(derived.stats)
+    if derived.serving is not None:  # for the card that `push` writes
+        stats["serving"] = [*derived.serving]
+    # the card is its owner's to edit, so the manifest does not bind it
+    listed_files = {path.name for path in out.iterdir() if path.is_file()} - {CARD, STAGE}
+    run.finish(
+        counts=Counts(0, 0),
+        files=dict.fromkeys(listed_files),
+        parents=parents,
+        template_digest=template_digest,
+        stats=stats,
+    )

@@ -182,7 +182,7 @@ def _card(
             setattr(data, key, value)
     data.license = data.license or UNKNOWN
     warnings = ["license: unknown; --license NAME states it"] if data.license == UNKNOWN else []
-    serving = serving_section(folder, name=repository)
+    serving = serving_section(folder, name=repository, commands=manifest.stats.get("serving"))
     if not evaluations:
         warnings.append("no figures: --evaluation DIR adds those of an evaluation")
         return replace_section(str(card), "serving", serving), warnings

@@ -22,12 +22,14 @@ from posttrain.hashing import sha256_file
 from posttrain.models.adapters import adapted_model
 from posttrain.models.load import embedding_rows, load_pretrained, set_special_tokens
 from posttrain.publish.derive import (
+    KIND,
     Derived,
     Source,
     copy_tokenizer,
     derive_checkpoint,
     read_source,
 )
+from posttrain.runs import open_run, read_artifact
 from posttrain.tokens.renderer import chat_template_of
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer, special_tokens
 
@@ -156,22 +158,23 @@ def merge(source: AdapterSource, out: Path, *, dtype: MergeDtype) -> MergeCheck:
     """
     # an adapter that is no checkpoint of ours declares its license in a card of its own
     is_foreign = source.folder.manifest is None
-    stats = derive_checkpoint(
-        out,
-        stage="merge",
-        method="lora",
-        identity={
-            "adapter": sha256_file(source.adapter / _WEIGHTS),
-            "adapter_config": sha256_file(source.adapter / _CONFIG),
-            "base": source.base.digest,
-            "dtype": dtype,
-        },
-        sources=[source.folder, source.base],
-        base=source.base.path if is_foreign else source.folder.path,
-        adapter=Path(source.folder.path) if is_foreign else None,
-        write=partial(_write_merged, source=source, dtype=dtype),
-    )
-    return MergeCheck(**stats["check"])
+    identity = {
+        "adapter": sha256_file(source.adapter / _WEIGHTS),
+        "adapter_config": sha256_file(source.adapter / _CONFIG),
+        "base": source.base.digest,
+        "dtype": dtype,
+    }
+    with open_run(out, kind=KIND, config={"merge": identity}) as run:
+        if not run.complete:
+            derive_checkpoint(
+                run,
+                method="lora",
+                sources=[source.folder, source.base],
+                base=source.base.path if is_foreign else source.folder.path,
+                adapter=Path(source.folder.path) if is_foreign else None,
+                write=partial(_write_merged, source=source, dtype=dtype),
+            )
+    return MergeCheck(**read_artifact(out, verify=False).stats["check"])
 
 
 def _write_merged(folder: Path, *, source: AdapterSource, dtype: MergeDtype) -> Derived:

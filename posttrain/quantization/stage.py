@@ -46,7 +46,7 @@ from posttrain.quantization.search import (
     mean_bits,
 )
 from posttrain.quantization.simulate import KV_CACHE, NANO, Simulated
-from posttrain.runs import atomic_write_json, read_artifact
+from posttrain.runs import Run, atomic_write_json, read_artifact
 from posttrain.timing import duration
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer
 
@@ -55,30 +55,41 @@ WORK = "work"
 _DTYPES = ("float32", "bfloat16")
 
 
-def quantize(recipe: QuantizeConfig, *, show: Callable[[str], object]) -> Mapping[str, Any]:
-    """Write the quantised checkpoint, or leave a complete one alone.
+def sources_of(recipe: QuantizeConfig) -> list[Source]:
+    """Read the manifests of the checkpoint and of the data.
+
+    Raises:
+        DataError: one of them is no finished artifact, or its files have changed.
+    """
+    checkpoint = read_source(recipe.checkpoint)
+    return [checkpoint, Source(recipe.data, read_artifact(recipe.data, kind="sft_data"))]
+
+
+def config_of(recipe: QuantizeConfig, sources: list[Source]) -> dict[str, Any]:
+    """The config that decides the weights, with checkpoint and data by digest."""
+    checkpoint, data = sources
+    digests = {"checkpoint": checkpoint.digest, "data": data.digest}
+    return {"quantize": recipe.owner_config() | digests}
+
+
+def quantize(
+    run: Run, recipe: QuantizeConfig, sources: list[Source], *, show: Callable[[str], object]
+) -> None:
+    """Write the quantised checkpoint.
 
     Args:
         show: Prints a line on what goes on.
 
-    Returns:
-        The stats of its manifest.
-
     Raises:
         ConfigError: the checkpoint cannot be loaded, is quantised, or `keep` names no unit of it.
-        DataError: an input is no finished artifact, or has no held-out rows.
+        DataError: the data have no held-out rows.
     """
-    source = read_source(recipe.checkpoint)
-    data = Source(recipe.data, read_artifact(recipe.data, kind="sft_data"))
-    return derive_checkpoint(
-        Path(recipe.out),
-        stage="quantize",
+    derive_checkpoint(
+        run,
         method="quantize",
-        identity=recipe.owner_config() | {"checkpoint": source.digest, "data": data.digest},
-        sources=[source, data],
+        sources=sources,
         base=recipe.checkpoint,
         write=lambda folder: _write(recipe, folder, show=show),
-        scratch=WORK,
     )
 
 

@@ -274,7 +274,9 @@ class TrainingStage(ABC, Generic[Recipe, T]):
 
     def open(self, *, dry_run: bool = False) -> Run:
         """Open the output directory; a dry run only checks that no other config wrote to it."""
-        return Run.open(self.out, kind=KIND, config=self.identity(), dry_run=dry_run)
+        return Run.open(
+            self.out, kind=KIND, config=self.identity(), recipe=self.recipe, dry_run=dry_run
+        )
 
     def prepare(self, args: Any = None) -> PreparedRun[T]:
         """Load, check and build everything that the first step needs.

@@ -10,6 +10,7 @@ import pytest
 
 from posttrain.errors import ConfigError
 from posttrain.evaluation.run import read_run
+from posttrain.hashing import digest_of
 from posttrain.runs import read_artifact
 from tests.evaluation.scripted import ScriptedSampler
 from tests.evaluation.small_eval import (
@@ -115,6 +116,24 @@ def test_other_weights_and_prompts_are_not_mixed_in(tmp_path: Path):
     (tmp_path / "sums.jsonl").write_text(text)
     with pytest.raises(ConfigError, match=r"data\.files.*prompts\.sums"):
         evaluate(recipe, samplers=[ScriptedSampler(tamed)])
+
+
+def test_an_evaluation_of_a_version_with_fewer_keys_goes_on(run: Path, tmp_path: Path):
+    recipe = write_recipe(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        evaluate(recipe, samplers=[ScriptedSampler(answer), ScriptedSampler(lambda request: 1 / 0)])
+    owner_file, lock_file = tmp_path / "out/stage.json", tmp_path / "out/lock.json"
+    owner, lock = (json.loads(file.read_text()) for file in (owner_file, lock_file))
+    for block in (owner["config"], lock):
+        del block["sampling"]["max_total_tokens"], block["sampling"]["max_turns"]
+    owner["config_digest"] = lock["config"] = digest_of(owner["config"])
+    owner_file.write_text(json.dumps(owner))
+    lock_file.write_text(json.dumps(lock))
+    with pytest.raises(ConfigError, match=r"differ in: sampling\.max_turns\)"):
+        evaluate(recipe, "sampling.max_turns=3")
+    evaluate(recipe, samplers=[ScriptedSampler(tamed)])
+    assert records(tmp_path / "out") == records(run / "out")
+    evaluate(recipe, samplers=[])
 
 
 def test_limit_and_task(tmp_path: Path):

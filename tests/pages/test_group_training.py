@@ -19,10 +19,12 @@ from posttrain.config.grpo import GrpoLossConfig
 from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.errors import DataError
 from posttrain.group_rewards import Group, GroupReward
+from posttrain.pages.rl import teachers
 from posttrain.pages.rlvr import learned_tile
 from posttrain.pages.write import write_report
 from posttrain.records import Message, Score
 from posttrain.report.curves import bins
+from posttrain.report.section import Table
 from posttrain.rollouts import Completion, Prompt, Step
 from posttrain.runs import Counts, Run
 from posttrain.training.rl.batch import ScoredGroup, with_advantages
@@ -291,3 +293,17 @@ def test_a_method_that_the_page_does_not_know_is_described_by_the_parts_of_its_r
     assert "Part of the reward: own score error 1" in section(page, "LATER")
     assert cells(section(page, "LATER"), "own score error 1")[1:]
     assert "in its stats" not in page
+
+
+@pytest.mark.parametrize(
+    ("part", "figure", "first"),
+    [("reverse_kl", "Reverse KL from its teacher", "0.2500"), ("gain", "Mean reward", "-0.2500")],
+)
+def test_the_figures_of_teachers_are_named_by_the_reward(part: str, figure: str, first: str):
+    means = {f"part/{part}": 0.25}
+    domains = {"maths": {"first": {"token_reward": -0.25}, "last": {}}}
+    run = {"first": means, "last": {}, "domains": domains, "routes": {"maths": "large"}}
+    intro, table = teachers(run).blocks
+    assert isinstance(table, Table)
+    assert str(intro).startswith(figure)
+    assert table.rows == [["maths", "large", first, "–", None]]

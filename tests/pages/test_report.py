@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from posttrain.config.base import Strict
 from posttrain.errors import DataError
 from posttrain.pages.sft_data import lengths, mixture
 from posttrain.pages.write import show_finished, write_report
@@ -114,6 +115,7 @@ def test_started_again_a_stage_leaves_the_page_that_is_there(tmp_path):
             out,
             kind="toy",
             config={},
+            recipe=Strict(),
             dry_run=False,
             make=make,
             check=lambda _: made.append(None),

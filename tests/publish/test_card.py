@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ from posttrain.publish.card import (
     serving_section,
     tool_parser,
 )
-from posttrain.runs import Counts, Run, parent_of, read_artifact
+from posttrain.publish.derive import Derived, derive_checkpoint, read_source
+from posttrain.publish.hub import upload_plan
+from posttrain.runs import Counts, Run, open_run, parent_of, read_artifact
 from tests.publish.writers import write_checkpoint
 
 
@@ -149,3 +152,24 @@ def test_a_section_is_replaced_where_it_stands_and_else_put_before_the_lineage()
 def test_the_command_of_vllm_names_the_precision_of_the_weights(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"dtype": "float32"}')
     assert "vllm serve x --dtype float32" in serving_section(tmp_path, name="x")
+
+
+@pytest.mark.parametrize("serving", [["int8-server NAME --slots 2"], []])
+def test_a_derived_checkpoint_names_what_serves_it_on_both_cards(tmp_path: Path, serving):
+    source = write_checkpoint(tmp_path / "sft")
+
+    def write(folder: Path) -> Derived:
+        folder.mkdir()
+        for name in ("model.safetensors", "config.json"):
+            shutil.copyfile(source / name, folder / name)
+        return Derived(["Weights in int8."], {"method": "int8"}, serving)
+
+    with open_run(tmp_path / "int8", kind="checkpoint", config={"int8": {}}) as run:
+        sources = [read_source(source)]
+        derive_checkpoint(run, method="int8", sources=sources, base=str(source), write=write)
+    written = (run.path / CARD).read_text("utf-8")
+    pushed = upload_plan(run.path, "acme/tiny").card
+    for card, name in ((written, "THIS_FOLDER_OR_HUB_ID"), (pushed, "acme/tiny")):
+        assert "transformers serve" not in card
+        assert (f"int8-server {name} --slots 2" in card) is bool(serving)
+        assert ("curl" in card) is bool(serving)

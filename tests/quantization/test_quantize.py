@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from posttrain.quantization import stage
 from posttrain.quantization.measure import FigureLog, measure, part_variants
 from posttrain.quantization.rows import draw_sequences
 from posttrain.quantization.simulate import Simulated
-from posttrain.quantization.stage import plan, quantize
-from posttrain.runs import read_artifact
+from posttrain.quantization.stage import plan
+from posttrain.runs import Run, read_artifact
+from scripts.quantize import main
 from tests.training.rl.policy import write_policy
 from tests.training.tiny import write_artifact
 
@@ -54,8 +56,12 @@ def recipe(folder: Path, checkpoint: str, out: Path, **keys: Any) -> QuantizeCon
     return QuantizeConfig(**paths, samples=12, measured=6, **keys)
 
 
-def silent(_: object) -> None:
-    """Where the stage prints."""
+def quantize(recipe: QuantizeConfig, *options: str) -> Mapping[str, Any]:
+    """Run the command. Returns the stats of the manifest."""
+    file = Path(f"{recipe.out}.yaml")
+    file.write_text(recipe.model_dump_json())
+    main(["--config", str(file), *options])
+    return read_artifact(recipe.out, verify=False).stats
 
 
 def original_of(name: str, original: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -74,7 +80,7 @@ def original_of(name: str, original: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_what_is_written_dequantises_to_what_was_measured(folder, tmp_path, checkpoint):
     """The stage compares every tensor with its simulation to the bit, and stops where one differs;
     here the files are compared with the checkpoint that they were made from."""
-    stats = quantize(recipe(folder, checkpoint, tmp_path / "out", keep=()), show=silent)
+    stats = quantize(recipe(folder, checkpoint, tmp_path / "out", keep=()))
     original = load_pretrained(folder / checkpoint).state_dict()
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     quantised = [name for name, tensor in tensors.items() if tensor.dtype == torch.float8_e4m3fn]
@@ -112,7 +118,7 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("checkpoint", ["attention", "attention_bfloat16", "hybrid_bfloat16"])
 def test_nvfp4_is_written_as_the_format_says(folder: Path, tmp_path: Path, checkpoint: str):
     out = tmp_path / "out"
-    stats = quantize(recipe(folder, checkpoint, out, format="nvfp4", keep=()), show=silent)
+    stats = quantize(recipe(folder, checkpoint, out, format="nvfp4", keep=()))
     original = load_pretrained(folder / checkpoint).state_dict()
     tensors = load_file(out / "model.safetensors")
     names = [name for name, tensor in tensors.items() if tensor.dtype == torch.uint8]
@@ -148,7 +154,7 @@ def test_nvfp4_is_written_as_the_format_says(folder: Path, tmp_path: Path, check
 @pytest.mark.parametrize(("checkpoint", "bits"), [("attention", 6.0), ("hybrid", 9.0)])
 def test_mixed_gives_each_unit_a_format_within_the_bits(folder, tmp_path, checkpoint, bits):
     out = tmp_path / "out"
-    stats = quantize(recipe(folder, checkpoint, out, format="mixed", bits=bits), show=silent)
+    stats = quantize(recipe(folder, checkpoint, out, format="mixed", bits=bits))
     tensors = load_file(out / "model.safetensors")
     original = load_pretrained(folder / checkpoint).state_dict()
     described = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
@@ -188,12 +194,12 @@ def test_formats_that_were_chosen_outlive_a_kill(folder: Path, tmp_path: Path, m
     with monkeypatch.context() as killing:
         killing.setattr(stage, "measure", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            quantize(made, show=silent)
+            quantize(made)
     monkeypatch.setattr(stage, "choose_formats", lambda *_, **__: 1 / 0)
-    killed = quantize(made, show=silent)
+    killed = quantize(made)
     monkeypatch.undo()
     other = recipe(folder, "attention", tmp_path / "other", format="mixed", bits=6.0)
-    assert quantize(other, show=silent) == killed
+    assert quantize(other) == killed
 
 
 @pytest.mark.parametrize("kv_cache", [True, False])
@@ -203,7 +209,7 @@ def test_bits_that_keep_every_unit_are_refused(folder: Path, tmp_path: Path, kv_
     )
     for _ in range(2):  # the second reads what the first has chosen
         with pytest.raises(ConfigError, match=r"bits 16: .* lower `bits`"):
-            quantize(made, show=silent)
+            quantize(made)
 
 
 @pytest.mark.parametrize("keep", [("*",), ("attention.*", "mlp.*")])
@@ -213,7 +219,7 @@ def test_a_keep_that_leaves_no_weights_is_refused_before_it_is_measured(
     monkeypatch.setattr(stage, "measure", lambda *_, **__: 1 / 0)
     made = recipe(folder, "attention", tmp_path / "out", keep=keep)
     with pytest.raises(ConfigError, match=r"with weights is kept, .* `keep`"):
-        quantize(made, show=silent)
+        quantize(made)
     with pytest.raises(ConfigError, match=r"with weights is kept, .* `keep`"):
         list(plan(made))
 
@@ -226,7 +232,7 @@ def test_a_limit_that_leaves_keys_and_values_alone_is_refused(
 
     monkeypatch.setattr(stage, "most_sensitive", all_but_keys_and_values)
     with pytest.raises(ConfigError, match=r"with weights is kept, .* raise `limit`"):
-        quantize(recipe(folder, "attention", tmp_path / "out"), show=silent)
+        quantize(recipe(folder, "attention", tmp_path / "out"))
 
 
 def test_keys_that_a_format_does_not_read_are_refused(folder: Path, tmp_path: Path):
@@ -247,12 +253,12 @@ def test_a_matrix_that_blocks_do_not_fit_is_refused(folder: Path, tmp_path: Path
     type(load_pretrained(narrow))(config).save_pretrained(narrow)
     made = recipe(folder, "attention", tmp_path / "out", format="nvfp4")
     with pytest.raises(ConfigError, match=r"every 16 values that a matrix reads, .* reads 24"):
-        quantize(made.model_copy(update={"checkpoint": str(narrow)}), show=silent)
+        quantize(made.model_copy(update={"checkpoint": str(narrow)}))
 
 
 def test_a_hybrid_names_what_is_kept_matrix_by_matrix(folder: Path, tmp_path: Path):
     out = tmp_path / "out"
-    stats = quantize(recipe(folder, "hybrid", out, keep=("mamba.*", "attention.2")), show=silent)
+    stats = quantize(recipe(folder, "hybrid", out, keep=("mamba.*", "attention.2")))
     assert stats["units"] == HYBRID_UNITS
     assert stats["kept"] == ["mamba.0", "attention.2"]
     described = json.loads((out / "hf_quant_config.json").read_text())["quantization"]
@@ -274,10 +280,10 @@ def test_a_hybrid_names_what_is_kept_matrix_by_matrix(folder: Path, tmp_path: Pa
 
 
 def test_auto_keeps_the_most_sensitive_until_the_limit_holds(folder: Path, tmp_path: Path):
-    loose = quantize(recipe(folder, "hybrid", tmp_path / "loose", limit=1.0), show=silent)
+    loose = quantize(recipe(folder, "hybrid", tmp_path / "loose", limit=1.0))
     assert loose["kept"] == []
     whole = loose["variants"]["all"]["kl"]["value"]
-    tight = quantize(recipe(folder, "hybrid", tmp_path / "tight", limit=whole / 2), show=silent)
+    tight = quantize(recipe(folder, "hybrid", tmp_path / "tight", limit=whole / 2))
     assert tight["kept"]
     assert tight["variants"]["written"]["kl"]["value"] <= whole / 2
     assert tight["variants"]["written"]["bits"] > loose["variants"]["written"]["bits"]
@@ -289,17 +295,17 @@ def test_auto_keeps_the_most_sensitive_until_the_limit_holds(folder: Path, tmp_p
 
 def test_nanos_choice_and_a_finished_run(folder: Path, tmp_path: Path):
     made = recipe(folder, "hybrid", tmp_path / "out", keep="nano", kv_cache=False)
-    first = quantize(made, show=silent)
+    first = quantize(made)
     assert first["kept"] == ["attention.2"]
     assert first["kv_cache"] == "float32"
     digest = read_artifact(tmp_path / "out").digest
-    assert quantize(made, show=silent) == first
+    assert quantize(made) == first
     assert read_artifact(tmp_path / "out").digest == digest
 
 
 def test_a_cache_that_is_kept_has_no_scale(folder: Path, tmp_path: Path):
     out = tmp_path / "out"
-    stats = quantize(recipe(folder, "attention", out, keep=("kv_cache",)), show=silent)
+    stats = quantize(recipe(folder, "attention", out, keep=("kv_cache",)))
     assert stats["kv_cache"] == "float32"
     serving = (out / "README.md").read_text()
     assert "--dtype bfloat16" in serving
@@ -311,9 +317,9 @@ def test_a_cache_that_is_kept_has_no_scale(folder: Path, tmp_path: Path):
 
 def test_a_unit_that_is_not_there_is_named(folder: Path, tmp_path: Path):
     with pytest.raises(ConfigError, match=r"there is no unit 'atention.0'.*attention\.0"):
-        quantize(recipe(folder, "attention", tmp_path / "o", keep=("atention.0",)), show=silent)
+        quantize(recipe(folder, "attention", tmp_path / "o", keep=("atention.0",)))
     with pytest.raises(ConfigError, match="every unit with weights is kept"):
-        quantize(recipe(folder, "attention", tmp_path / "o", keep=("*",)), show=silent)
+        quantize(recipe(folder, "attention", tmp_path / "o", keep=("*",)))
 
 
 def test_a_head_tied_to_the_embedding_is_excluded(folder: Path, tmp_path: Path):
@@ -324,7 +330,7 @@ def test_a_head_tied_to_the_embedding_is_excluded(folder: Path, tmp_path: Path):
     model.tie_weights()
     model.save_pretrained(tied)
     made = recipe(folder, "attention", tmp_path / "out", keep=())
-    quantize(made.model_copy(update={"checkpoint": str(tied)}), show=silent)
+    quantize(made.model_copy(update={"checkpoint": str(tied)}))
     described = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text())
     assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
     assert "lm_head" in described["quantization"]["exclude_modules"]
@@ -351,7 +357,7 @@ def test_shared_layers_change_no_figure(folder: Path, checkpoint: str):
 @pytest.mark.parametrize("keys", FORMATS, ids=lambda keys: keys["format"])
 def test_a_written_folder_is_simulated_as_it_was_measured(folder, tmp_path, keys, checkpoint):
     out = tmp_path / "out"
-    stats = quantize(recipe(folder, checkpoint, out, **keys), show=silent)
+    stats = quantize(recipe(folder, checkpoint, out, **keys))
     units = [unit for unit in stats["units"] if unit not in stats["kept"]]
     rows = draw_sequences(folder / "data", "train", 12, seed=0, reasoning=True)
     nvfp4 = [unit for unit, name in stats["formats"].items() if name == "nvfp4"]
@@ -371,7 +377,7 @@ def test_a_written_folder_is_simulated_as_it_was_measured(folder, tmp_path, keys
 def test_a_scale_that_nothing_here_reads_is_refused(folder: Path, tmp_path: Path):
     """As of a folder by another exporter: half of its rounding would be missing."""
     out = tmp_path / "out"
-    quantize(recipe(folder, "attention", out, keep=("attention.*",)), show=silent)
+    quantize(recipe(folder, "attention", out, keep=("attention.*",)))
     [file] = out.glob("*.safetensors")
     tensors = load_file(file)
     name = next(name for name in tensors if name.endswith("input_scale"))
@@ -402,7 +408,7 @@ def test_a_killed_run_measures_nothing_twice(folder: Path, tmp_path: Path):
 
 
 def test_draws_of_calibrating_rows(folder: Path, tmp_path: Path):
-    stats = quantize(recipe(folder, "hybrid", tmp_path / "out", seeds=3), show=silent)
+    stats = quantize(recipe(folder, "hybrid", tmp_path / "out", seeds=3))
     components = {row["name"]: row for row in stats["sensitivity"] if row["kind"] == "component"}
     assert len(stats["seeds"]) == 3
     for name, row in components.items():
@@ -413,7 +419,7 @@ def test_draws_of_calibrating_rows(folder: Path, tmp_path: Path):
     assert "3 draws" in write_report(tmp_path / "out").read_text("utf-8")
     every = recipe(folder, "hybrid", tmp_path / "all", seeds=2).model_copy(update={"samples": 999})
     with pytest.raises(ConfigError, match="every draw of samples 999 has all training sequences"):
-        quantize(every, show=silent)
+        quantize(every)
 
 
 def test_a_dry_run_names_rows_units_time_and_memory(folder: Path, tmp_path: Path):
@@ -425,6 +431,9 @@ def test_a_dry_run_names_rows_units_time_and_memory(folder: Path, tmp_path: Path
     with pytest.raises(ConfigError, match="there is no unit"):
         [*plan(recipe(folder, "hybrid", tmp_path / "out", keep=("atention.2",)))]
     assert not (tmp_path / "out").exists()
+    Run.open(tmp_path / "out", kind="sft_data", config={})
+    with pytest.raises(ConfigError, match="holds a 'sft_data' artifact"):
+        quantize(recipe(folder, "hybrid", tmp_path / "out"), "--dry-run")
 
 
 def test_a_dry_run_counts_the_search_of_formats(folder: Path, tmp_path: Path):

@@ -18,10 +18,9 @@ from posttrain.config.quantize import QuantizeConfig
 from posttrain.errors import ConfigError, TrainingError
 from posttrain.models.load import load_pretrained
 from posttrain.models.simulated import is_simulated, round_to_nvfp4
-from posttrain.quantization.stage import quantize
 from posttrain.quantization.student import QuantisedStudent, RoundedWeights, open_student
 from posttrain.runs import read_artifact
-from tests.quantization.test_quantize import rounded, silent
+from tests.quantization.test_quantize import quantize, rounded
 from tests.training.rl.distilling import (
     Keeping,
     distil,
@@ -47,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             paths = {"checkpoint": f"{folder / kind}", "data": f"{folder / 'data'}"}
             keys: Any = {"format": name, "keep": ("mlp.*",), "samples": 12, "measured": 2}
             out = f"{folder / kind}_{name}"
-            quantize(QuantizeConfig(out=out, measured_parts=2, **paths, **keys), show=silent)
+            quantize(QuantizeConfig(out=out, measured_parts=2, **paths, **keys))
     return folder
 
 
@@ -203,7 +202,7 @@ def test_a_folder_that_does_not_belong_to_the_student_is_refused(folder: Path, t
     out = f"{tmp_path / 'quantised'}"
     data = f"{folder / 'data'}"
     keys: Any = {"keep": (), "samples": 4, "measured": 2, "measured_parts": 2}
-    quantize(QuantizeConfig(out=out, checkpoint=f"{first}", data=data, **keys), show=silent)
+    quantize(QuantizeConfig(out=out, checkpoint=f"{first}", data=data, **keys))
     parent = open_student(out, student=f"{first}", out=tmp_path / "run").parent
     assert parent is not None
     with pytest.raises(ConfigError, match="was made from another checkpoint"):

@@ -52,6 +52,18 @@ def test_a_dry_run_lists_all_and_checks_the_first_unfinished(recipes, capfd):
     assert states == ["finished", "to do", "goes on"]
 
 
+def test_a_dry_run_refuses_what_another_configuration_finished(recipes: Path, capfd):
+    stages.main(["--config", str(recipes), "targets=[world]"])
+    stages.main(["--config", str(recipes), "targets=[world]", "--dry-run"])
+    assert capfd.readouterr().out.splitlines()[-1].endswith("runs/world: finished")
+    (recipes / "world.yaml").write_text(WORLD.replace("10, diff", "11, diff"))
+    with pytest.raises(PosttrainError, match="stage world"):
+        stages.main(["--config", str(recipes), "targets=[world]", "--dry-run"])
+    printed = capfd.readouterr()
+    assert "finished, with other values of families.maths.heldout\n" in printed.out
+    assert "made by another config (they differ in: families.maths.heldout)" in printed.err
+
+
 def test_a_smoke_run_of_own_recipes_begins_anew_beside_their_runs(recipes, capfd):
     (recipes / "stf.yaml").write_text("")
     smoke.main([str(recipes), "world.seed=8"])

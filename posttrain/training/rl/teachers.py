@@ -17,7 +17,7 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config.backend import Dtype, Server
-from posttrain.config.distill import DistillConfig, TeacherConfig
+from posttrain.config.distill import TeacherConfig
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.hashing import sha256_file
@@ -131,63 +131,70 @@ class Teachers:
 
 
 def open_teachers(
-    recipe: DistillConfig,
+    teachers: Mapping[str, TeacherConfig],
     *,
+    student: ModelConfig,
     device: torch.device,
     out: Path,
     stack: contextlib.AsyncExitStack,
+    in_memory: int | None = None,
+    student_is_rounded: bool = False,
 ) -> Teachers:
     """Load the teachers: one model for each checkpoint and precision, whatever adapters it has.
 
     Args:
+        student: model whose tokens they score.
+        out: the run's directory, which the paths of parents are relative to.
+        in_memory: greatest number of their models on the device at a time; None: all.
+        student_is_rounded: the student samples with other weights than its checkpoint holds.
         stack: closes the connections to servers.
 
     Raises:
         ConfigError: a teacher whose vocabulary or template is not the student's, a checkpoint
             whose stage has not finished, an adapter of another base, a model that cannot be loaded.
     """
-    return _TeacherLoader(recipe, device, out, stack).open()
+    loader = _TeacherLoader(student, device, out, stack, in_memory, student_is_rounded)
+    for name, config in teachers.items():
+        if config.server is not None:
+            loader.open_served(name, config.server)
+        else:
+            loader.open_in_process(name, config)
+    return loader.teachers
 
 
 class _TeacherLoader:
-    """Opens the teachers of a recipe one after the other, and keeps the models loaded so far."""
+    """Opens teachers one after the other, and keeps the models loaded so far."""
 
     def __init__(
         self,
-        recipe: DistillConfig,
+        student: ModelConfig,
         device: torch.device,
         out: Path,
         stack: contextlib.AsyncExitStack,
+        in_memory: int | None,
+        student_is_rounded: bool,
     ) -> None:
-        self.recipe = recipe
+        self.student = student
         self.device = device
         self.out = out
         self.stack = stack
+        self.in_memory = in_memory
+        self.student_is_rounded = student_is_rounded
         self.teachers = Teachers()
-        self.residents = ResidentModels(device, limit=recipe.teachers_in_memory)
+        self.residents = ResidentModels(device, limit=in_memory)
         # (path, precision) → model
         self.models: dict[tuple[str, Dtype], Any] = {}
         # (path, adapter, precision) → name of the first teacher with these weights
         self.name_of: dict[tuple[str, str, Dtype], str] = {}
-        student = recipe.model.path
-        self.student_digest = weights_digest(student) if student is not None else None
+        self.student_digest = weights_digest(student.path) if student.path is not None else None
 
-    def open(self) -> Teachers:
-        """Open all teachers of the recipe, in order."""
-        for name, config in self.recipe.teachers.items():
-            if config.server is not None:
-                self._open_served(name, config.server)
-            else:
-                self._open_in_process(name, config)
-        return self.teachers
-
-    def _open_served(self, name: str, server: Server) -> None:
+    def open_served(self, name: str, server: Server) -> None:
         """Add a teacher behind a server, after a comparison with the student."""
         # each replica is asked, since any of them may serve another model under the name
         comparisons: list[str] = []
         for url in server.urls:
             replica = server.model_copy(update={"url": url})
-            comparisons.append(_compare_served(name, replica, url, self.recipe.model))
+            comparisons.append(_compare_served(name, replica, url, self.student))
         client = Client(server)
         self.stack.push_async_callback(client.close)
         identity: Mapping[str, Any] = {"backend": "completions", "weights": server.model}
@@ -197,9 +204,9 @@ class _TeacherLoader:
         text = f"{server.model} at {server.addresses}; {distinct_comparisons}"
         self.teachers.lines.append((f"teacher {name}", text))
 
-    def _open_in_process(self, name: str, config: TeacherConfig) -> None:
+    def open_in_process(self, name: str, config: TeacherConfig) -> None:
         """Add a teacher in this process, with its model, its line of the plan and its parents."""
-        path = config.path or str(self.recipe.model.path)
+        path = config.path or str(self.student.path)
         adapter = None if config.adapter is None else _adapter_folder(name, config.adapter)
         key = (_resolved(path), _resolved(str(adapter or "")), config.dtype)
         if key in self.name_of:
@@ -228,7 +235,7 @@ class _TeacherLoader:
         digest_text = digest if "@" in digest else digest[:12]
         location = path if adapter is None else f"{config.adapter} on {path}"
         text = f"{location} ({digest_text}), {text}"
-        if digest == self.student_digest and self.recipe.simulate is None:
+        if digest == self.student_digest and not self.student_is_rounded:
             text += "; the student's weights: its advantages are 0 until the student has moved"
         self.teachers.lines.append((f"teacher {name}", text))
 
@@ -255,8 +262,8 @@ class _TeacherLoader:
         key = (_resolved(path), dtype)
         if key in self.models:
             return self.models[key], False
-        vocabulary = _check_tokens(f"teachers.{name}", path, self.recipe.model)
-        on_device_in_turns = self.recipe.teachers_in_memory is not None
+        vocabulary = _check_tokens(f"teachers.{name}", path, self.student)
+        on_device_in_turns = self.in_memory is not None
         # a teacher is whole in every process, also where ZeRO-3 splits what is loaded
         with without_zero3_init():
             model = load_for_inference(
@@ -301,8 +308,8 @@ class _TeacherLoader:
         """
         size = model_size(model)
         location = "in every process"
-        if self.recipe.teachers_in_memory is not None:
-            location = f"on the device in turns, {self.recipe.teachers_in_memory} at a time"
+        if self.in_memory is not None:
+            location = f"on the device in turns, {self.in_memory} at a time"
         precision = str(model.dtype).removeprefix("torch.")
         if adapter is None:
             return (

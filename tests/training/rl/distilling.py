@@ -20,7 +20,7 @@ from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Run
 from posttrain.training.rl.full_objective import full_objective
 from posttrain.training.rl.stage import GroupStage, Simulation
-from posttrain.training.rl.teachers import open_teachers
+from posttrain.training.rl.teachers import Teachers, open_teachers
 from reward.distill import DistillationReward
 from tests.training.rl.policy import make_prompts, raw_recipe
 
@@ -70,6 +70,19 @@ class Keeping(DistillationReward):
         return rewards
 
 
+def open_teachers_of(recipe: DistillConfig, stack: contextlib.AsyncExitStack) -> Teachers:
+    """Open a recipe's teachers on the CPU, as the script does."""
+    return open_teachers(
+        recipe.teachers,
+        student=recipe.model,
+        device=torch.device("cpu"),
+        out=Path(recipe.out),
+        stack=stack,
+        in_memory=recipe.teachers_in_memory,
+        student_is_rounded=recipe.simulate is not None,
+    )
+
+
 def distil(
     recipe: DistillConfig,
     teachers: dict[str, Path] | None = None,
@@ -83,9 +96,7 @@ def distil(
         recipe = recipe.model_copy(update={"teachers": configs})
     with asyncio.Runner() as runner:
         stack = contextlib.AsyncExitStack()
-        opened = open_teachers(
-            recipe, device=torch.device("cpu"), out=Path(recipe.out), stack=stack
-        )
+        opened = open_teachers_of(recipe, stack)
         reward = Keeping(
             opened.scorers, teacher_of=recipe.teacher_of, max_failure_rate=recipe.max_failure_rate
         )

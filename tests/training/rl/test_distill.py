@@ -26,13 +26,14 @@ from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.training.rl.draws import DomainShares
 from posttrain.training.rl.early import EarlyWork, begin_early
 from posttrain.training.rl.stage import GroupStage
-from posttrain.training.rl.teachers import ResidentModels, open_teachers
+from posttrain.training.rl.teachers import ResidentModels
 from reward.distill import DistillationReward
 from tests.training.methods import script
 from tests.training.rl.distilling import (
     distil,
     make_recipe,
     mean_reverse_kl,
+    open_teachers_of,
     prompts_of_two_domains,
     write_teacher,
 )
@@ -275,8 +276,7 @@ def opened(policy: Path, **teachers: Path | dict[str, Any]) -> Any:
         teachers=configs,
         routes={"a": next(iter(configs)), "b": [*configs][-1]},
     )
-    stack = contextlib.AsyncExitStack()
-    return open_teachers(recipe, device=torch.device("cpu"), out=Path(recipe.out), stack=stack)
+    return open_teachers_of(recipe, contextlib.AsyncExitStack())
 
 
 def test_two_names_of_one_checkpoint_are_one_model(policy: Path, tmp_path: Path):

@@ -17,8 +17,8 @@ from posttrain.errors import ConfigError
 from posttrain.sampling.engines.http import Client
 from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import ScoreOutput, ScoreRequest
-from posttrain.training.rl.teachers import Teachers, open_teachers
-from tests.training.rl.distilling import make_recipe
+from posttrain.training.rl.teachers import Teachers
+from tests.training.rl.distilling import make_recipe, open_teachers_of
 from tests.training.rl.servers import serving
 from tests.training.tiny import make_tokenizer
 
@@ -152,8 +152,7 @@ def served(vllm: Vllm, policy: Path, out: Path) -> Iterator[Callable[[], Teacher
     with serving(vllm.answer) as url:
         teacher = {"server": {"url": url, "model": "teacher", "wait": 0.0}}
         recipe = make_recipe(policy, out, teachers={"t": teacher}, routes={"a": "t", "b": "t"})
-        stack = contextlib.AsyncExitStack()
-        yield lambda: open_teachers(recipe, device=torch.device("cpu"), out=out, stack=stack)
+        yield lambda: open_teachers_of(recipe, contextlib.AsyncExitStack())
 
 
 def test_a_server_that_tells_nothing_is_not_compared_and_the_plan_says_so(
