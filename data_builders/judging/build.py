@@ -31,8 +31,6 @@ from posttrain.errors import DataError, RenderError
 from posttrain.records import Message, json_text
 from posttrain.rollouts import Prompt, prompt_to_row
 from posttrain.runs import Counts
-from posttrain.tokens.renderer import load_renderer
-from posttrain.tokens.tokenizer import encoder_of
 from reward.judge.prompt import judging_messages
 from reward.judge.quoting import quoted
 from reward.judge.verdict import MIDDLE_RANKING, Gold
@@ -377,6 +375,10 @@ def _judging_messages(pair: PreferencePair, recipe: BuildGenRmConfig) -> tuple[M
 
 def token_counter(config: TokenizerConfig) -> CountTokens:
     """Function that counts the tokens of prompts as the judge receives them."""
+    # imported here: they load transformers, which a recipe without a limit of tokens does without
+    from posttrain.tokens.renderer import load_renderer
+    from posttrain.tokens.tokenizer import encoder_of
+
     renderer = load_renderer(config)
     encoder = encoder_of(renderer.tokenizer)
 

@@ -60,6 +60,10 @@ class RLVREnvironment:
     name: str
     passes_at: ClassVar[float] = 1.0
 
+    @staticmethod
+    def load() -> None:
+        """Import what `check` needs beyond this module, before a job's time starts."""
+
     def malformed(self, prompt: Prompt) -> str | None:
         """Reason why the verifier cannot use a prompt's gold, tools or metadata, or None."""
         return None

@@ -43,6 +43,10 @@ class MathEnvironment(RLVREnvironment):
 
     name = "math"
 
+    @staticmethod
+    def load() -> None:
+        import reward.graders.algebra  # noqa: F401 - it loads sympy, which only a worker needs
+
     def malformed(self, prompt: Prompt) -> str | None:
         if prompt.gold is None or not gold_text(prompt.gold):
             return "no gold"
@@ -57,7 +61,6 @@ class MathEnvironment(RLVREnvironment):
         return [says("\\boxed{-98765.4321}"), says(f"The answer is {gold}.")]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        # imported here: it loads sympy, which only a worker needs
         from reward.graders.worker_main import run_inline
 
         answer = visible(completion.answer)

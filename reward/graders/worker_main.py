@@ -27,7 +27,6 @@ from typing import Any
 
 from posttrain.records import Score
 from posttrain.rollouts import completion_from_row, prompt_from_row
-from reward.graders.algebra import formulas_equal
 from reward.graders.constraints import check_constraints
 from reward.graders.workers import Job, JobResult
 
@@ -38,6 +37,13 @@ def last_match(patterns: Sequence[str], text: str) -> str | None:
         for match in deque(pattern.finditer(text), maxlen=1):
             return next((group for group in match.groups() if group is not None), match[0])
     return None
+
+
+def equal(gold: str, answer: str) -> bool:
+    """Tell whether two formulas are equal. Imports sympy, which most jobs do without."""
+    from reward.graders.algebra import formulas_equal
+
+    return formulas_equal(gold, answer)
 
 
 def _environment_class(reference: str) -> Any:
@@ -86,7 +92,7 @@ def run_inline(jobs: Sequence[Job]) -> list[JobResult]:
 
 
 JOBS: dict[str, Callable[..., Any]] = {
-    "equal": formulas_equal,
+    "equal": equal,
     "verify": verify,
     "verify_outside": verify_outside,
     "last_match": last_match,
@@ -94,7 +100,8 @@ JOBS: dict[str, Callable[..., Any]] = {
 }
 # imports of a job, done before its time starts: a slow disk's seconds are not the verifier's
 LOADERS: dict[str, Callable[[str], Any]] = {
-    "verify": _environment_class,
+    "equal": lambda _gold: importlib.import_module("reward.graders.algebra"),
+    "verify": lambda reference: _environment_class(reference).load(),
     "verify_outside": _outside_environment,
 }
 # milliseconds between looks at the parent: a fork of it may hold our stdin open after its death

@@ -29,8 +29,8 @@ from posttrain.records import FailureKind
 
 Job = tuple[str, list[Any]]  # name in worker_main.JOBS, arguments
 RunJobs = Callable[[Sequence[Job]], "list[JobResult]"]  # jobs → their results, in order
-WALL_SECONDS = 60.0  # limit of a job
-START_SECONDS = 120.0  # limit of a start: it imports sympy, perhaps from a slow disk
+WALL_SECONDS = 60.0  # limit of a job, with what it imports
+START_SECONDS = 120.0  # limit of a start, perhaps from a slow disk
 MEMORY = 4 << 30  # bytes of address space
 ROOT = str(Path(__file__).resolve().parents[2])
 

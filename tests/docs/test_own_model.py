@@ -24,6 +24,7 @@ from posttrain.runs import read_artifact
 from scripts.__main__ import dispatch
 from tests.docs.pages import GUIDES, commands, write_recipes
 from tests.sampling.small_models import byte_tokenizer
+from tests.scripts.forked_stage import fork_stages
 from tests.training.tiny import neither_measure_nor_draw
 
 PAGE = GUIDES / "own-model.md"
@@ -111,6 +112,7 @@ def test_every_command_of_the_guide_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     neither_measure_nor_draw(monkeypatch)
+    fork_stages(monkeypatch)
     write_data(tmp_path / "data")
     write_model(tmp_path / "HuggingFaceTB/SmolLM2-135M-Instruct", tokenizer)
     write_recipes(PAGE, tmp_path)

@@ -17,6 +17,7 @@ from scripts.__main__ import STAGES, dispatch
 from tests.docs.pages import ROOT, commands, write_recipes, yaml_blocks
 from tests.docs.test_own_model import write_model
 from tests.sampling.small_models import byte_tokenizer
+from tests.scripts.forked_stage import fork_stages
 from tests.training.tiny import neither_measure_nor_draw
 
 PAGE = ROOT / "README.md"
@@ -48,6 +49,7 @@ def test_recipe_and_commands_run_as_printed(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     neither_measure_nor_draw(monkeypatch)
+    fork_stages(monkeypatch)
     write_model(tmp_path / MODEL, byte_tokenizer())
     write_rows(tmp_path)
     write_recipes(PAGE, tmp_path)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
 
-from posttrain import chain
 from posttrain.config.load import read_recipe
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.one_line import default_output, rows_of
@@ -18,7 +16,7 @@ from posttrain.runs import read_artifact
 from scripts.__main__ import dispatch
 from tests.docs.test_own_model import write_model
 from tests.sampling.small_models import byte_tokenizer
-from tests.training.forks import forked
+from tests.scripts.forked_stage import fork_stages
 
 COMMIT = "0123456789" * 4
 ON_CPU = ["trainer.bf16=false", "trainer.max_steps=2", "trainer.warmup_steps=0"]
@@ -45,18 +43,6 @@ def put_in_cache(model: Path, cache: Path) -> None:
     shutil.copytree(model, repository / "snapshots" / COMMIT)
 
 
-class ForkedStage:
-    """A stage's process that need not import torch; how a real one is started, others here show."""
-
-    def __init__(self, command: list[str], *, cwd: Path, env: dict[str, str]) -> None:
-        assert cwd == Path()
-        self.ended = forked(lambda: dispatch(command[2:]), check=False)
-        print(self.ended.text)
-
-    def wait(self) -> int:
-        return self.ended.codes[0]
-
-
 def test_a_hub_model_and_a_file_become_a_checkpoint(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
@@ -66,7 +52,7 @@ def test_a_hub_model_and_a_file_become_a_checkpoint(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(chain, "subprocess", SimpleNamespace(Popen=ForkedStage))
+    fork_stages(monkeypatch)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
     names = ["--model", "org/tiny", "--data", "rows.jsonl", "--output", "runs/mine"]
     dispatch(["sft", *names, "build_sft.packing.max_length=256", *ON_CPU])
@@ -102,7 +88,10 @@ def test_what_the_builder_refuses_is_its_own_error_and_leaves_nothing(folder: Pa
     assert not Path("runs/mine").exists()
 
 
-def test_a_dry_run_shows_recipe_and_plan_and_writes_nothing(folder: Path, capfd):
+def test_a_dry_run_shows_recipe_and_plan_and_writes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    fork_stages(monkeypatch)
     dispatch(["sft", "--model", "model", "--data", "rows.jsonl", "--dry-run"])
     printed = capfd.readouterr().out
     assert "# posttrain build_sft --config runs/model-rows/build_sft.yaml" in printed

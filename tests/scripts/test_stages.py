@@ -12,6 +12,7 @@ import yaml
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.pages import chain as page
 from scripts import quickstart, smoke, stages
+from tests.scripts.forked_stage import fork_stages
 
 WORLD = """\
 out: runs/world
@@ -33,6 +34,7 @@ sources: [{name: judgements, path: runs/judgements/train.jsonl, ties: middle}]
 def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of recipes of one's own."""
     monkeypatch.chdir(tmp_path)
+    fork_stages(monkeypatch)
     folder = tmp_path / "recipes" / "ci"
     folder.mkdir(parents=True)
     (folder / "world.yaml").write_text(WORLD)

@@ -32,6 +32,8 @@ from posttrain.report.section import LineChart, Section, Series
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240  # far above what a run takes on a busy machine
 LATE = (
+    "matplotlib.backends.backend_svg",
+    "matplotlib.figure",
     "peft.utils.transformers_weight_conversion",
     "posttrain.evaluation.intervals",
     "torch.distributed.checkpoint.state_dict",
