@@ -190,8 +190,8 @@ Renderer = Callable[..., str]
 
 
 # a stage loads its template more than once, and to compile one takes longer than to render hundreds
-# of chats; a compiled template keeps nothing from one render to the next. The installed TRL has 72
-# templates, which a refusal tries one after the other: with room for fewer, each would be compiled anew
+# of chats; a compiled template keeps nothing from one render to the next. A refusal tries TRL's 72
+# templates in turn: with room for fewer, each would be compiled anew every time
 @functools.lru_cache(maxsize=128)
 def compile_template(source: str) -> tuple[Renderer, bool]:
     """Compile a template into a function of its variables, with marks in its message loop.

@@ -14,6 +14,7 @@ grader "multiple_choice" reads. An answer that names several options is wrong.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections import deque
 from dataclasses import replace
@@ -45,7 +46,7 @@ class MathEnvironment(RLVREnvironment):
 
     @staticmethod
     def load() -> None:
-        import reward.graders.algebra  # noqa: F401 - it loads sympy, which only a worker needs
+        importlib.import_module("reward.graders.algebra")  # sympy, which only a worker needs
 
     def malformed(self, prompt: Prompt) -> str | None:
         if prompt.gold is None or not gold_text(prompt.gold):
