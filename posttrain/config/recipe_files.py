@@ -1,6 +1,7 @@
 """Find a recipe's file, by its path or by the name of a shipped recipe, and read YAML strictly.
 
-A key that stands twice is an error with both lines, and `5e-5`, text in YAML 1.1, is a number.
+A key that stands twice is an error with both lines. Numbers are those of YAML 1.2: `5e-5` is one,
+`010` is ten, and `12:30` is text.
 """
 
 import difflib
@@ -62,15 +63,26 @@ _FLOAT = re.compile(
          |[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$""",
     re.X,
 )
+_INT = re.compile(r"^[-+]?[0-9]+(?:_[0-9]+)*$|^0x[0-9a-fA-F]+$")
+# no octal or sexagesimal numbers; no timestamps: a recipe's `2026-01-31` is text
+_NOT_AS_IN_YAML_1_1 = tuple(f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
 # yaml.SafeLoader's resolvers are class-level dicts: copy before adding to them
 _resolvers: dict[str, list[Any]] = {}
 for _first_character, _tags in yaml.SafeLoader.yaml_implicit_resolvers.items():
-    # no timestamps: a recipe's `2026-01-31` is text
     _resolvers[_first_character] = [
-        (tag, regex) for tag, regex in _tags if tag != "tag:yaml.org,2002:timestamp"
+        (tag, regex) for tag, regex in _tags if tag not in _NOT_AS_IN_YAML_1_1
     ]
 _Loader.yaml_implicit_resolvers = _resolvers
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))  # pyright: ignore[reportUnknownMemberType]  # PyYAML is untyped
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"))  # pyright: ignore[reportUnknownMemberType]  # PyYAML is untyped
+
+
+def _construct_int(loader: Any, node: yaml.ScalarNode) -> int:
+    text = loader.construct_scalar(node)
+    return int(text, 16) if text.startswith("0x") else int(text)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
 # raised by PyYAML for a tag that does not fit its value, and for a number of too many digits

@@ -14,6 +14,7 @@ from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe
+from posttrain.config.recipe_files import parse_value
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import ProfileConfig
 from posttrain.config.schemas import stage_schemas
@@ -234,3 +235,12 @@ def test_a_value_in_the_place_of_a_block_or_a_list_names_what_fits():
         load_recipe("cpu/build_dpo", stage_schemas()["build_dpo"], ["samples=runs/a"])
     with pytest.raises(ConfigError, match="it is a recipe of build_sft"):
         load_recipe("cpu/build_sft", stage_schemas()["sft"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("010", 10), ("12:30", "12:30"), ("1_000", 1000), ("-5", -5), ("0x1F", 31), ("0o17", "0o17")],
+)
+def test_whole_numbers_are_those_of_yaml_1_2(text: str, value: object):
+    read = parse_value(text)
+    assert (read, type(read)) == (value, type(value))
