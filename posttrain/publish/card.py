@@ -18,7 +18,7 @@ from yaml import YAMLError
 from posttrain.chat.reasoning import OPEN
 from posttrain.chat.template import NEMOTRON_3_NANO_SHA256, ChatTemplate
 from posttrain.config.paths import checkpoint_dtype, is_quantised
-from posttrain.errors import RenderError
+from posttrain.errors import DataError, RenderError
 from posttrain.lineage import Node, trace
 from posttrain.records import Message, ToolCall, message_to_template
 from posttrain.runs import MANIFEST, Parent
@@ -287,13 +287,22 @@ def marked(name: str, lines: Sequence[str]) -> list[str]:
 
 
 def replace_section(text: str, name: str, lines: Sequence[str]) -> str:
-    """Replace a section of a card; a card without it gets it before the lineage, or at the end."""
+    """Replace a section of a card; a card without it gets it before the lineage, or at the end.
+
+    Raises:
+        DataError: the mark at the section's beginning has none at its end.
+    """
     section = "\n".join(marked(name, lines))
     start_mark = f"<!-- posttrain: {name} -->"
     end_mark = f"<!-- end of {name} -->"
     head, opened, tail = text.partition(start_mark)
     _, closed, tail = tail.partition(end_mark)
-    if opened and closed:
+    if opened and not closed:
+        raise DataError(
+            f"the card has {start_mark!r} without {end_mark!r}: put the second where the section "
+            "ends, or remove the first"
+        )
+    if opened:
         return head + section + tail
     head, lineage, tail = text.partition("## Lineage\n")
     if lineage:

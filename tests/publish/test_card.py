@@ -11,6 +11,7 @@ from huggingface_hub import ModelCard
 
 from posttrain.chat import nemotron_3_nano_template
 from posttrain.chat.template import ChatTemplate
+from posttrain.errors import DataError
 from posttrain.publish.card import (
     CARD,
     Origins,
@@ -147,6 +148,8 @@ def test_a_section_is_replaced_where_it_stands_and_else_put_before_the_lineage()
     assert "e1" not in twice
     assert twice.replace("e2", "e1") == once
     assert replace_section("# A\n", "evaluation", ["e1"]).endswith("end of evaluation -->\n")
+    with pytest.raises(DataError, match="without '<!-- end of evaluation -->'"):
+        replace_section(once.replace("<!-- end of evaluation -->", ""), "evaluation", ["e2"])
 
 
 def test_the_command_of_vllm_names_the_precision_of_the_weights(tmp_path: Path):
