@@ -28,7 +28,9 @@ def is_unfinished(artifact: Path) -> bool:
 
 
 def is_running(artifact: Path) -> bool:
-    """True if a process of this machine holds the directory's lock; makes a missing directory."""
+    """True if a process of this machine holds the directory's lock."""
+    if not artifact.is_dir():
+        return False
     try:
         with locked(artifact):
             return False

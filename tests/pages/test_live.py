@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from posttrain.errors import DataError
-from posttrain.pages.live import log_so_far, write_live
+from posttrain.pages.live import is_running, log_so_far, write_live
 from posttrain.pages.write import TrainingPage, ensure_report, write_report
 from posttrain.runs import Run, locked
 from posttrain.training import output
@@ -125,3 +125,8 @@ def test_a_page_that_cannot_be_written_ends_no_run_and_other_processes_write_non
     for state in states(0, 1, 2):
         (page.on_log if state.global_step else page.on_train_begin)(None, state, None)
     assert capsys.readouterr().out.count("no space left") == 1
+
+
+def test_nobody_runs_in_a_directory_that_is_not_there_and_none_is_made(tmp_path: Path):
+    assert not is_running(tmp_path / "none")
+    assert [*tmp_path.iterdir()] == []
