@@ -136,7 +136,7 @@ _CHANNEL_TAGS = ("channel", "unused")
 
 
 def misplaced_think(example: Example, *, reason: str) -> Drop | None:
-    """Drop a think tag without its partner (`unclosed_think`), or inside or after a trace."""
+    """Drop unpaired think tags (`unclosed_think`) or those in or behind a trace (`nested_think`)."""
     for index, message in enumerate(example.messages):
         if message.role != "assistant":
             continue

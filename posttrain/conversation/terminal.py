@@ -30,7 +30,7 @@ class TagSplitter:
     """Splits a stream of text into reasoning and answer at its tags, and hides calls.
 
     Args:
-        emit: called with (kind, text), never with a tag or a part of one.
+        emit: called with (kind, text), without the tags that split.
     """
 
     def __init__(self, emit: Callable[[Kind, str], None]) -> None:

@@ -57,7 +57,7 @@ def load_model(
     seed: int,
     quantization: Any = None,
 ) -> PreTrainedModel:
-    """Load or initialise a model with a large enough embedding, and set its special tokens.
+    """Load or initialise a model and set its special tokens; refuse too small an embedding.
 
     Args:
         special: end and pad of the tokenizer of the data.

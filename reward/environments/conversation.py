@@ -101,6 +101,7 @@ def _order_card(tables: Tables, account: str) -> str:
 
 
 def _transfer(tables: Tables, source: str, target: str, amount: int) -> str:
+    """Move an amount between two accounts of the caller. Returns its reference."""
     source_row = _row_of_caller(tables, "accounts", source)
     target_row = _row_of_caller(tables, "accounts", target)
     if not 0 < amount <= source_row["balance"] or source == target:
@@ -120,6 +121,7 @@ def _refund_fee(tables: Tables, fee: str) -> str:
 
 
 def _open_case(tables: Tables, kind: str) -> str:
+    """Open a case, also for a caller who is not verified. Returns its reference."""
     customer = _caller(tables) or "unknown"
     world.add_row(tables, "cases", {"customer": customer, "kind": kind})
     return _make_reference(tables, "CA", customer, kind)

@@ -63,7 +63,10 @@ def test_a_dry_run_refuses_what_another_configuration_finished(recipes: Path, ca
         stages.main(["--config", str(recipes), "targets=[world]", "--dry-run"])
     printed = capfd.readouterr()
     assert "finished, with other values of families.maths.heldout\n" in printed.out
-    assert "made by another config (they differ in: families.maths.heldout)" in printed.out + printed.err
+    assert (
+        "made by another config (they differ in: families.maths.heldout)"
+        in printed.out + printed.err
+    )
 
 
 def test_a_smoke_run_of_own_recipes_begins_anew_beside_their_runs(recipes, capfd):
