@@ -68,7 +68,7 @@ class LogRows(TrainerCallback):
                 handle.write(_json_line(row))
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **_: Any) -> None:
-        """Append one row to `speed.jsonl`: this start's steps and seconds, the whole run's tokens."""
+        """Append a row to `speed.jsonl`: this start's steps and seconds, the whole run's tokens."""
         if not state.is_world_process_zero:
             return
         seconds = time.perf_counter() - self._start_time
