@@ -136,7 +136,7 @@ _CHANNEL_TAGS = ("channel", "unused")
 
 
 def misplaced_think(example: Example, *, reason: str) -> Drop | None:
-    """Drop unpaired think tags (`unclosed_think`), or those in or after a trace (`nested_think`)."""
+    """Drop unpaired think tags (`unclosed_think`), or such in or after a trace (`nested_think`)."""
     for index, message in enumerate(example.messages):
         if message.role != "assistant":
             continue
