@@ -262,14 +262,15 @@ def test_both_libraries_build_the_same_bytes(tmp_path, monkeypatch):
     assert shard_bytes(tmp_path / "tiktoken") == shard_bytes(tmp_path / "tokenizers")
 
 
-def test_columns_of_shards_are_those_of_arrow_without_pandas():
+def test_columns_of_shards_are_those_of_arrow_without_pandas_and_casts():
     program = (
         "import sys, numpy as np, pyarrow as pa\n"
         "from data_builders.sft.shards import _integer_array, _text_array\n"
         "numbers, texts = np.arange(-1, 12, dtype=np.int32)[::2], ['', 'a', 'zwölf', '😀']\n"
-        "ours = [_integer_array(numbers), _integer_array(numbers, numbers > 0), _text_array(texts), _text_array([])]\n"
-        "assert 'pandas' not in sys.modules\n"
-        "theirs = [pa.array(numbers), pa.array(numbers, mask=numbers <= 0), pa.array(texts, pa.large_string())]\n"
-        "assert ours == [*theirs, pa.array([], pa.large_string())]\n"
+        "ours = [_integer_array(numbers, pa.int16()), _integer_array(numbers, pa.int32(), numbers > 0)]\n"
+        "ours += [_text_array(texts), _text_array([])]\n"
+        "assert not {'pandas', 'pyarrow.compute'} & {*sys.modules}\n"
+        "theirs = [pa.array(numbers, pa.int16()), pa.array(numbers, mask=numbers <= 0), pa.array(texts)]\n"
+        "assert ours == [*theirs, pa.array([], pa.string())]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
