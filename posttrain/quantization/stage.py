@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -360,6 +361,7 @@ def plan(recipe: QuantizeConfig) -> Iterator[str]:
     """
     inputs = _Inputs(recipe)
     calibrating = inputs.calibrating(recipe.seed)
+    without_model = psutil.Process().memory_info().rss  # half a GiB and more, of imports
     started = time.perf_counter()
     model = inputs.load().float()
     loading = time.perf_counter() - started
@@ -396,7 +398,10 @@ def plan(recipe: QuantizeConfig) -> Iterator[str]:
     total = sum(seconds.values()) + loading * loads
     steps = ", ".join(f"{name} {duration(value)}" for name, value in seconds.items())
     yield f"about {duration(total)} on this machine: {steps}"
-    yield f"about {_memory(inputs, simulated) / GIB:.1f} GiB of memory"
+    memory = _memory(inputs, simulated)
+    if model.device.type == "cpu":
+        memory += without_model
+    yield f"about {memory / GIB:.1f} GiB of memory"
 
 
 def _time_search(
