@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.chain import ChainStage
+from posttrain.config.recipe_files import recipe_text
 from posttrain.config.stages import StageStep
 
 STEPS = 2
@@ -41,7 +40,7 @@ def write_few_steps(stages: Sequence[ChainStage], folder: Path) -> list[StageSte
         recipe = _moved(few_steps(stage.recipe), outs)
         path = folder / "recipes" / f"{stage.step.title}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True), "utf-8")
+        path.write_text(recipe_text(recipe), "utf-8")
         change = {"recipe": f"{path.resolve()}", "overrides": (), "launch": None}
         steps.append(stage.step.model_copy(update=change))
     return steps

@@ -18,12 +18,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.chain import resolve_chain, run_chain
 from posttrain.config.load import apply_overrides, validate
 from posttrain.config.paths import HUB_ID, refuse_missing_checkpoint
-from posttrain.config.recipe_files import read_mapping, recipe_file
+from posttrain.config.recipe_files import read_mapping, recipe_file, recipe_text
 from posttrain.config.schemas import stage_schemas
 from posttrain.config.stages import StagesConfig, StageStep
 from posttrain.errors import ConfigError, PosttrainError
@@ -183,7 +181,7 @@ class OneLine:
         )
         # by way of JSON, so that equal lists are written twice and not as references
         plain = json.loads(json.dumps(recipe))
-        return head + yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=100)
+        return head + recipe_text(plain)
 
     def _call(self, stage: str, file: Path, *, dry_run: bool) -> None:
         config = StagesConfig(stages=(StageStep(stage=stage, recipe=str(file)),))

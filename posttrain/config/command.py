@@ -22,12 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel
 
 from posttrain.config.describe import describe
 from posttrain.config.load import key_hint, keys_of_recipe, load_recipe, read_recipe
-from posttrain.config.recipe_files import recipe_names
+from posttrain.config.recipe_files import recipe_names, recipe_text
 from posttrain.errors import ConfigError, PosttrainError
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -130,7 +129,7 @@ def parse_recipe(
         parser.error(f"--config is required: a file, or a shipped recipe ({names})")
     recipe = load_recipe(options.config, schema, options.overrides, read=read)
     if options.print_config:
-        print(yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True))
+        print(recipe_text(recipe.model_dump(mode="json")))
         sys.exit()
     if find_spec("matplotlib") is None:  # before hours of work, whose page would be without them
         print("no charts on the pages: pip install 'posttrain[report]'", file=sys.stderr)

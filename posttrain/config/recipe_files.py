@@ -85,6 +85,18 @@ def _construct_int(loader: Any, node: yaml.ScalarNode) -> int:
 _Loader.add_constructor("tag:yaml.org,2002:int", _construct_int)
 
 
+class _Dumper(yaml.SafeDumper):
+    """Quotes every text that the loader would read as something else."""
+
+
+_Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
+
+
+def recipe_text(recipe: dict[str, Any]) -> str:
+    """YAML of a recipe that reads back as the same values."""
+    return yaml.dump(recipe, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
 # raised by PyYAML for a tag that does not fit its value, and for a number of too many digits
 _CONSTRUCTION_ERRORS = (ValueError, TypeError, LookupError, AttributeError)
 

@@ -14,7 +14,7 @@ from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe
-from posttrain.config.recipe_files import parse_value
+from posttrain.config.recipe_files import parse_value, recipe_text
 from posttrain.config.rlhf import RlhfConfig
 from posttrain.config.sample import ProfileConfig
 from posttrain.config.schemas import stage_schemas
@@ -244,3 +244,13 @@ def test_a_value_in_the_place_of_a_block_or_a_list_names_what_fits():
 def test_whole_numbers_are_those_of_yaml_1_2(text: str, value: object):
     read = parse_value(text)
     assert (read, type(read)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    "text", ["0123456789", "1e5", "5e-5", "010", "12:30", "0x1F", "true", "", "a: b"]
+)
+def test_a_text_that_looks_like_a_number_is_written_so_that_it_stays_one(text: str):
+    assert parse_value(recipe_text({"revision": text, "steps": 10})) == {
+        "revision": text,
+        "steps": 10,
+    }
