@@ -1,4 +1,9 @@
-"""Arguments of tool calls against the schemas of their tools."""
+"""Arguments of tool calls against the schemas of their tools.
+
+Type names of other languages ("dict", "float") are read as JSON Schema's own; nothing is fetched. A
+`pattern` is matched by RE2, in linear time. Patterns that RE2 cannot express and
+`patternProperties` are not checked.
+"""
 
 from __future__ import annotations
 

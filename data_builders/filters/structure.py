@@ -470,12 +470,6 @@ def _answered_call(result: Message, open_calls: list[ToolCall]) -> ToolCall | No
     return None
 
 
-# -- the schemas of declared tools ----------------------------------------------------------------
-# Type names of other languages ("dict", "float") are read as JSON Schema's own; nothing is fetched.
-# A `pattern` is matched by RE2, in linear time. Patterns that RE2 cannot express and
-# `patternProperties` are not checked.
-
-
 @lru_cache(maxsize=1024)
 def declared(tools: str) -> dict[str, str]:
     """Name of each declared tool → JSON text of the schema of its parameters."""

@@ -69,7 +69,7 @@ _CHOICE = re.compile(
     re.IGNORECASE,
 )
 # before a number that counts or names what the text names too: "those 3 months", "Grade 4"
-_NAMED = re.compile(
+_LISTED_OR_NUMBERED = re.compile(
     r"\b(?:(?:these|those|all) (?:of the )?"
     r"|(?:grade|room|level|chapter|number|no\.|section|table) )\Z",
     re.IGNORECASE,
@@ -217,7 +217,7 @@ def _find_variables(question: str) -> list[Variable]:
         following = question[match.end() :]
         if _is_named(value, question) or _FACT.match(following):
             continue
-        if _NAMED.search(question[: match.start()]):
+        if _LISTED_OR_NUMBERED.search(question[: match.start()]):
             continue
         is_percent = re.match(r"\s*(?:%|percent\b)", following) is not None
         if is_percent and value == 50:  # what is left is 50 % too: a solution may take either

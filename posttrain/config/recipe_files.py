@@ -1,12 +1,13 @@
 """Find a recipe's file, by its path or by the name of a shipped recipe, and read YAML strictly.
 
-A key that stands twice is an error with both lines. Numbers are those of YAML 1.2: `5e-5` is one,
-`010` is ten, and `12:30` is text.
+A key that stands twice is an error with both lines. Numbers are decimal or hexadecimal, as in YAML
+1.2: `5e-5` is one, `010` is ten, `12:30` is text; so are octal numbers (`0o17`).
 """
 
 import difflib
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,7 +54,7 @@ _SafeLoader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoade
 
 
 class _Loader(_SafeLoader):  # pyright: ignore[reportGeneralTypeIssues]  # a class, chosen above
-    """SafeLoader that refuses duplicate keys and reads `5e-5` as a number."""
+    """SafeLoader that refuses duplicate keys and reads numbers as this module says."""
 
 
 _FLOAT = re.compile(
@@ -78,6 +79,7 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:int", _INT, list("-+0123456789"
 
 
 def _construct_int(loader: Any, node: yaml.ScalarNode) -> int:
+    """Read a decimal or hexadecimal whole number; PyYAML's own takes a leading 0 for octal."""
     text = loader.construct_scalar(node)
     return int(text, 16) if text.startswith("0x") else int(text)
 
@@ -92,7 +94,7 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.yaml_implicit_resolvers = _Loader.yaml_implicit_resolvers
 
 
-def recipe_text(recipe: dict[str, Any]) -> str:
+def recipe_text(recipe: Mapping[str, Any]) -> str:
     """YAML of a recipe that reads back as the same values."""
     return yaml.dump(recipe, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from posttrain.config.recipe_files import recipe_text
 from posttrain.lineage import Node, listed_path
 from posttrain.report import section as ui
 from posttrain.runs import REPORT
@@ -149,7 +148,7 @@ def details(node: Node, most_files: int | None = None) -> ui.Fold:
 
 def recipe(config: Mapping[str, Any]) -> ui.Dialogue:
     """Show a resolved recipe as YAML."""
-    return ui.Dialogue(yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=100))
+    return ui.Dialogue(recipe_text(config))
 
 
 def count_sections(node: Node) -> list[ui.Section]:

@@ -241,7 +241,7 @@ def test_a_value_in_the_place_of_a_block_or_a_list_names_what_fits():
     ("text", "value"),
     [("010", 10), ("12:30", "12:30"), ("1_000", 1000), ("-5", -5), ("0x1F", 31), ("0o17", "0o17")],
 )
-def test_whole_numbers_are_those_of_yaml_1_2(text: str, value: object):
+def test_whole_numbers_are_decimal_or_hexadecimal(text: str, value: object):
     read = parse_value(text)
     assert (read, type(read)) == (value, type(value))
 
