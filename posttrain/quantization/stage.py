@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import resource
+import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -263,6 +266,7 @@ def _choose(
     if not file.is_file():
         show(f"choose formats for at most {recipe.bits:g} bits an element")
         chosen = choose_formats(inputs.load().float(), [*rows], bits=recipe.bits)
+        gc.collect()  # ModelOpt's state and the model hold each other, and another is loaded next
         atomic_write_json(file, chosen)
     formats: dict[str, str | None] = json.loads(file.read_text("utf-8"))
     if not any(formats.values()):
@@ -342,7 +346,7 @@ class Speed:
         pass_token: Seconds that a pass over all layers takes a token, figures included.
         calibration_token: Seconds that calibration takes a token.
         settling: Seconds that scales and rounded weights take, once a draw.
-        search: Seconds that the search of formats takes before its first row; 0 without a search.
+        search: Seconds that the search of formats takes besides its rows; 0 without a search.
         search_token: Seconds that its scoring takes a token.
     """
 
@@ -362,6 +366,14 @@ def plan(recipe: QuantizeConfig) -> Iterator[str]:
     inputs = _Inputs(recipe)
     calibrating = inputs.calibrating(recipe.seed)
     without_model = psutil.Process().memory_info().rss  # half a GiB and more, of imports
+    search = 0.0
+    search_token = 0.0
+    search_peak = 0
+    # before the model below is loaded: the run searches on a model that is gone when it measures
+    if recipe.format == "mixed":
+        search, search_token = _time_search(inputs, max(calibrating, key=_length))
+        search_peak = _peak_memory()
+        gc.collect()  # as after the search of a run
     started = time.perf_counter()
     model = inputs.load().float()
     loading = time.perf_counter() - started
@@ -388,10 +400,6 @@ def plan(recipe: QuantizeConfig) -> Iterator[str]:
     measure(simulated, two_rows, {"all": [*simulated.units]})
     # each row is passed over twice: with nothing in FP8, and with everything
     pass_token = (time.perf_counter() - started) / (2 * _tokens(two_rows))
-    search = 0.0
-    search_token = 0.0
-    if recipe.format == "mixed":
-        search, search_token = _time_search(inputs, row, calibration_token=calibration_token)
     speed = Speed(pass_token, calibration_token, settling, search, search_token)
     seconds = _seconds(inputs, simulated, calibrating, speed)
     loads = recipe.seeds + (recipe.format == "mixed")
@@ -400,29 +408,51 @@ def plan(recipe: QuantizeConfig) -> Iterator[str]:
     yield f"about {duration(total)} on this machine: {steps}"
     memory = _memory(inputs, simulated)
     if model.device.type == "cpu":
-        memory += without_model
+        memory = max(memory + without_model, search_peak)
     yield f"about {memory / GIB:.1f} GiB of memory"
 
 
-def _time_search(
-    inputs: _Inputs, row: TokenSequence, *, calibration_token: float
-) -> tuple[float, float]:
-    """Seconds of the search of formats before its first row, and of its scoring a token.
+class _TimedRows(list[TokenSequence]):
+    """Rows that note when each of them is taken.
+
+    Attributes:
+        times: Seconds of the clock, one for each row of each pass.
+    """
+
+    def __init__(self, rows: Iterable[TokenSequence]) -> None:
+        super().__init__(rows)
+        self.times: list[float] = []
+
+    def __iter__(self) -> Iterator[TokenSequence]:
+        for row in super().__iter__():
+            self.times.append(time.perf_counter())
+            yield row
+
+
+def _time_search(inputs: _Inputs, row: TokenSequence) -> tuple[float, float]:
+    """Seconds of the search of formats besides its scoring, and of its scoring a token.
 
     Raises:
         ConfigError: no choice of formats is within `bits`.
     """
-    seconds: list[float] = []
-    for rows in ([row], [row, row]):
-        model = inputs.load().float()
-        started = time.perf_counter()
-        choose_formats(model, rows, bits=inputs.recipe.bits)
-        seconds.append(time.perf_counter() - started)
-    of_one_row, of_two_rows = seconds
-    row_seconds = max(0.0, of_two_rows - of_one_row)
-    calibration = SEARCHED_FORMATS * calibration_token * len(row.ids_T)
-    before_rows = max(0.0, of_one_row - row_seconds)
-    return before_rows, max(0.0, row_seconds - calibration) / len(row.ids_T)
+    rows = _TimedRows([row, row])
+    model = inputs.load().float()
+    started = time.perf_counter()
+    choose_formats(model, rows, bits=inputs.recipe.bits)
+    total = time.perf_counter() - started
+    # the last pass scores, the others calibrate
+    scoring = rows.times[-1] - rows.times[-2]
+    return max(0.0, total - len(rows) * scoring), scoring / len(row.ids_T)
+
+
+def _peak_memory() -> int:
+    """Bytes of this process's memory at its peak."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _length(row: TokenSequence) -> int:
+    return len(row.ids_T)
 
 
 def _seconds(
