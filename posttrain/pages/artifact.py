@@ -110,9 +110,11 @@ def parent_links(nodes: Sequence[Node], page: Path) -> ui.Words:
     """Line of links to the parents of `nodes[0]`, which `nodes` hold too; empty without parents."""
     node_of_digest = {node.digest: node for node in reversed(nodes)}
     words: list[str | ui.Styled | ui.Link] = []
-    for parent in nodes[0].artifact.parents:
+    # a student may be its own teacher, and a parent twice
+    parent_digests = dict.fromkeys(parent.digest for parent in nodes[0].artifact.parents)
+    for digest in parent_digests:
         words.append(", " if words else "Made from ")
-        words.append(link_to(node_of_digest[parent.digest], page))
+        words.append(link_to(node_of_digest[digest], page))
     return words
 
 

@@ -103,7 +103,7 @@ def variants(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     table: list[list[object]] = []
     for row in rows:
         drop = row["drop"]
-        points = f"{100 * drop['value']:+.1f} [{100 * drop['low']:+.1f}, {100 * drop['high']:+.1f}]"
+        points = effects.interval(*(100 * drop[key] for key in ("value", "low", "high")))
         shares = [ui.percent(row["original"]), ui.percent(row["variant"])]
         names = [row["checkpoint"], row["setting"], row["thinking"], row["questions"]]
         table.append([*names, *shares, points])
@@ -198,22 +198,38 @@ def _rate_charts(cells: Sequence[ui.Row], names: Sequence[str], rate: str) -> It
         cells_by_mode.setdefault((cell["setting"], cell["thinking"]), []).append(cell)
     for (setting, thinking), mode_cells in cells_by_mode.items():
         task_order = list(dict.fromkeys(cell["task"] for cell in mode_cells))
+        styles = _line_styles(names)
         intervals: list[ui.Interval] = []
         for cell in sorted(mode_cells, key=lambda cell: task_order.index(cell["task"])):
             share = cell["rates"].get(rate)
             if share is not None:
-                style = _STYLES[names.index(cell["checkpoint"]) % len(_STYLES)]
                 bounds = (share["low"], share["value"], share["high"])
-                intervals.append(ui.Interval(cell["task"], *bounds, style))
+                style, name = styles[cell["checkpoint"]]
+                intervals.append(ui.Interval(cell["task"], *bounds, style, name))
         # a figure that is 0 for all tasks is not drawn
         if any(interval.share for interval in intervals):
-            keys = dict(zip(_STYLES, names, strict=False)) if len(names) > 1 else {}
+            keys: dict[str, str] = {}
+            if 1 < len(names) <= len(_STYLES):
+                keys = dict(zip(_STYLES, names, strict=False))
             title = f"{_COMPARED[rate].capitalize()}: {setting}, reasoning {thinking}."
             yield ui.IntervalChart(intervals, "completions, %, with 95 % intervals", title, keys)
 
 
 _COMPARED = {"accuracy": "correct", "hallucination": "undeclared calls"}
-_STYLES = "bade"  # the first checkpoint is muted
+_STYLES = "bad"  # muted, accent, dark; the first checkpoint is muted
+
+
+def _line_styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Style of each checkpoint's lines, and its name beside them where styles do not suffice."""
+    if len(names) <= len(_STYLES):
+        return {name: (style, "") for name, style in zip(names, _STYLES, strict=False)}
+    first, *others, last = names
+    muted, accent, dark = _STYLES
+    return {
+        first: (muted, first),
+        **{name: (accent, name) for name in others},
+        last: (dark, last),
+    }
 
 
 def _pair_table(

@@ -131,11 +131,12 @@ def judges_compared(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
 def _change(change: ui.Row | None, scale: float) -> str | None:
     if change is None:
         return None
-    return f"{scale * change['difference']:+.2f} ({_span(change, scale)}), p {change['p']:.2g}"
+    difference = ui.signed(scale * change["difference"], 2)
+    return f"{difference} ({_span(change, scale)}), p {change['p']:.2g}"
 
 
 def _span(estimate: ui.Row, scale: float = 1) -> str:
-    return f"{scale * estimate['low']:+.1f} … {scale * estimate['high']:+.1f}"
+    return f"{ui.signed(scale * estimate['low'], 1)} … {ui.signed(scale * estimate['high'], 1)}"
 
 
 def _judgement(row: ui.Row, most: int) -> ui.Sample:

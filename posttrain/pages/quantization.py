@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from posttrain.config.quantize import FORMATS
 from posttrain.lineage import Node
+from posttrain.pages import effects
 from posttrain.report import section as ui
 
 _VARIANTS = {
@@ -32,7 +33,7 @@ def tiles(node: Node) -> list[ui.Tile]:
     bits = f"{written['bits']:.2f} bits a weight, before {original['bits']:.0f}"
     size = f"{stats['bytes_before'] / 1e6:,.1f} → {stats['bytes'] / 1e6:,.1f} MB"
     loss = f"{original['loss']['value']:.3f} → {written['loss']['value']:.3f}"
-    change = ui.estimate(written["change"], digits=4)
+    change = _change(written)
     return [
         (size, "weights", bits),
         (_kl(written["kl"]), "KL from the original", f"10⁻³ nats a trained token, {rows}"),
@@ -118,4 +119,12 @@ def _kl(estimate: ui.Row) -> str:
 
 
 def _divergence_and_change(figures: ui.Row) -> list[object]:
-    return [_kl(figures["kl"]), ui.estimate(figures["change"], digits=4)]
+    return [_kl(figures["kl"]), _change(figures)]
+
+
+def _change(figures: ui.Row) -> str | None:
+    """Change of the loss with its interval; None where it was not measured."""
+    change = figures["change"]
+    if change is None:
+        return None
+    return effects.interval(change["value"], change["low"], change["high"], digits=4)

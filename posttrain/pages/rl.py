@@ -30,7 +30,7 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
     groups = read_groups(node)
     timing = side_rows(node, TIMING)
     method: str = stats["method"]
-    head = _TITLES.get(method, method.upper())
+    head = method_title(method)
     means, charts = _reward_figures(logs)
     yield ui.Section(head, [*_run(stats, means), *curves(logs, charts)])
     if "curriculum" in stats:
@@ -54,6 +54,11 @@ def sections(node: Node, stats: ui.Row, rows: Sequence[ui.Row]) -> ui.Sections:
         yield seconds(title, timing)
     else:
         yield ui.Section(title, missing=f"{node.name} has no {TIMING}")
+
+
+def method_title(method: str) -> str:
+    """Name of a method in titles."""
+    return _TITLES.get(method, method.upper())
 
 
 def _reward_figures(logs: Sequence[ui.Row]) -> tuple[Mapping[str, str], Sequence[Curve]]:
@@ -95,12 +100,14 @@ def tiles(stats: ui.Row, rows: Sequence[ui.Row]) -> list[ui.Tile]:
 
 
 _TOKENS = "tokens of a rollout"
+_REVERSE_KL = "part/reverse_kl"
 # RLHF's reward comes after accuracy: its judge compares rollouts of one policy with each other
 _TILES = (
     ("part/accuracy", "right on checkable prompts", True),
     ("part/pass", "of the rollouts pass", True),
     ("part/right_order", "pairs ordered right", True),
     ("part/format", "verdicts in their format", True),
+    (_REVERSE_KL, "nats a token, KL from the teachers", False),
     ("reward", "reward", False),
     (_TOKENS, _TOKENS, False),
     ("truncated", "of the rollouts truncated", True),
@@ -119,7 +126,7 @@ def _change_tile(
     start = scale * statistics.fmean(first_values)
     end = scale * statistics.fmean(last_values)
     digits = 1 if is_share or abs(end) >= 10 else 3
-    values = f"{start:.{digits}f} → {end:.{digits}f}{unit}".replace("-", "−")
+    values = f"{ui.decimal(start, digits)} → {ui.decimal(end, digits)}{unit}"
     if min(len(first_values), len(last_values)) < 2:
         return values, name, f"{ui.signed(end - start, digits)}, of one batch each: no interval"
     # imported here: a report needs no numpy
@@ -151,8 +158,8 @@ def _run(stats: ui.Row, names: Mapping[str, str]) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
     for key, name in names.items():
         if key in start and key in end:
-            change = f"{end[key] - start[key]:+.3f}"
-            rows.append([name, f"{start[key]:.3f}", f"{end[key]:.3f}", change])
+            change = ui.signed(end[key] - start[key], 3)
+            rows.append([name, ui.decimal(start[key], 3), ui.decimal(end[key], 3), change])
     yield f"Means over the first and the last {stats['averaged']} of {stats['batches']} batches."
     yield ui.Table(["", "first", "last", "change"], rows)
 
@@ -234,8 +241,8 @@ def added_rewards(rollouts: Sequence[ui.Row]) -> Iterator[ui.Block]:
             mean = statistics.fmean(values)
             mean_size = statistics.fmean(map(abs, values))
             changed = ui.percent(sum(value != 0 for value in values) / len(values))
-            span = f"{min(values):+.2f} to {max(values):+.2f}"
-            rows.append([name, f"{mean:+.3f}", f"{mean_size:.3f}", changed, span])
+            span = f"{ui.signed(min(values), 2)} to {ui.signed(max(values), 2)}"
+            rows.append([name, ui.signed(mean, 3), f"{mean_size:.3f}", changed, span])
     head = ["part", "mean", "mean size", "rollouts it changes", "from, to"]
     if rows:
         yield "Over the scored rollouts that were read, in points of the judge's scale."
@@ -352,8 +359,6 @@ def verdicts(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 # distillation: teachers score rollouts token by token
 
-_REVERSE_KL = "part/reverse_kl"
-
 _DISTILL_MEANS = {
     _REVERSE_KL: "reverse KL from the teachers, nats a token",
     "masked_tokens": "tokens masked by importance sampling, share",
@@ -386,7 +391,7 @@ def teachers(stats: ui.Row) -> Iterator[ui.Block]:
         row: list[object] = [domain, stats["routes"][domain]]
         for batches in ("first", "last"):
             token_reward = figures[batches].get("token_reward")
-            row.append("–" if token_reward is None else f"{sign * token_reward:.4f}")
+            row.append("–" if token_reward is None else ui.decimal(sign * token_reward, 4))
         row.append(ui.percent(figures["last"].get("unscored")))
         rows.append(row)
     yield ui.Table(["domain", "teacher", "first", "last", "unscored at the end"], rows)

@@ -163,7 +163,7 @@ def _figures_line(rollout: ui.Row) -> str:
     advantage = rollout["advantage"]
     figures = [f"#{rollout['index']}", "unscored" if reward is None else f"reward {reward:.3f}"]
     if advantage is not None:
-        figures.append(f"advantage {advantage:+.3f}")
+        figures.append(f"advantage {ui.signed(advantage, 3)}")
     for name, value in rollout["parts"].items():
         if value is None or name in LENGTHS:
             continue

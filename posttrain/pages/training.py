@@ -31,7 +31,8 @@ def sections(node: Node) -> ui.Sections:
     else:
         yield supervised(node.stats, rows)
     if starts := side_rows(node, "speed.jsonl"):
-        yield ui.Section(f"Speed of {method.upper()}" if method else "Speed", _speed(starts, rows))
+        title = f"Speed of {rl.method_title(method)}" if method else "Speed"
+        yield ui.Section(title, _speed(starts, rows))
     else:
         yield ui.Section("Speed", missing=f"{node.name} has no speed.jsonl")
 
@@ -98,7 +99,7 @@ def _pair_tiles(stats: ui.Row) -> list[ui.Tile]:
     change = f"of the rejected {ui.signed(end['rejected_change'], 2)}; {stats['steps']} steps"
     return [
         (f"50.0 → {100 * end['accuracy']:.1f} %", "pairs ranked right", span),
-        (loss, "preference loss", f"nats; margin {end['margin']:+.3f}"),
+        (loss, "preference loss", f"nats; margin {ui.signed(end['margin'], 3)}"),
         (f"0 → {ui.signed(end['chosen_change'], 2)}", "nats, chosen completions", change),
     ]
 
@@ -223,14 +224,6 @@ def margins(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         )
 
 
-_BY_CATEGORY = {
-    "accuracy": "{:.1%}",
-    "margin": "{:+.4f}",
-    "chosen_change": "{:+.3f}",
-    "rejected_change": "{:+.3f}",
-}
-
-
 @ui.section("By category")
 def by_category(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     table_rows: list[list[object]] = []
@@ -238,10 +231,12 @@ def by_category(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         # the last logged step that drew a pair of the category
         logged = [row for row in rows if f"{category}/margin" in row]
         if logged:
-            figures = [
-                form.format(logged[-1][f"{category}/{key}"]) for key, form in _BY_CATEGORY.items()
-            ]
-            table_rows.append([category, pairs, *figures])
+            last_row = logged[-1]
+            ranked_right = ui.percent(last_row[f"{category}/accuracy"])
+            margin = ui.signed(last_row[f"{category}/margin"], 4)
+            chosen = ui.signed(last_row[f"{category}/chosen_change"], 3)
+            rejected = ui.signed(last_row[f"{category}/rejected_change"], 3)
+            table_rows.append([category, pairs, ranked_right, margin, chosen, rejected])
     head = ["category", "pairs", "ranked right", "margin", "chosen, change", "rejected, change"]
     yield "At the last logged step, on the pairs it drew; changes in nats a completion."
     yield ui.Table(head, table_rows)

@@ -15,6 +15,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -65,6 +66,8 @@ SETTINGS: dict[Any, Any] = {
 LINE = {"a": ACCENT, "b": THIRD, "c": THIRD, "d": INK, "e": ACCENT, "f": INK}  # by style
 DASHED = "cef"  # styles
 SHARE = "share"  # title of a y axis whose labels are per cent
+_SHARE_WIDTH = 70  # pixels of a written share
+_MAX_NAME = 14  # characters of a name beside it
 _MAX_DOTTED_POINTS = 24  # of a line: more dots than that would run into each other
 Ticks = tuple[Sequence[float], Sequence[str]]  # positions and labels
 
@@ -199,6 +202,10 @@ def _draw_intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
     """Draw a line for each interval, its share beside it; a group's label is at its first line."""
     labels = [_shortened_label(row.label) for row in chart.rows]
     positions = _interval_positions(chart)
+    left_margin = max(54, min(WIDTH * 2 // 3, CHARACTER * max(map(len, labels)) + 10))
+    longest_name = min(_MAX_NAME, max(len(row.name) for row in chart.rows))
+    right_margin = _SHARE_WIDTH + CHARACTER * longest_name
+    plot_width = WIDTH - left_margin - right_margin
     for position, row, label in zip(positions, chart.rows, labels, strict=True):
         colour = LINE[row.style]
         share = f"{100 * row.share:.1f} %"
@@ -212,9 +219,12 @@ def _draw_intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
             clip_on=False,
         )
         (dot,) = axes.plot(row.share, position, "o", color=colour, markersize=8, clip_on=False)
-        name = f"{chart.keys[row.style]}, {label}" if row.style in chart.keys else label
-        dot.set_gid(f"{TITLE}{name}: {share}")
+        dot.set_gid(f"{TITLE}{chart.full_label(replace(row, label=label))}: {share}")
         axes.text(1.03, position, share, va="center_baseline", color=INK)
+        if row.name:
+            name = _shortened_label(row.name, _MAX_NAME)
+            place = 1.03 + _SHARE_WIDTH / plot_width
+            axes.text(place, position, name, va="center_baseline", color=colour)
     # the first line of each group, whose label would otherwise be repeated
     labelled = [k for k in range(len(labels)) if not k or labels[k] != labels[k - 1]]
     axes.set_xlim(0, 1)
@@ -224,8 +234,6 @@ def _draw_intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
     axes.tick_params("y", labelcolor=INK)
     axes.spines["bottom"].set_visible(False)
     axes.grid(axis="x", clip_on=False)
-    left_margin = max(54, min(WIDTH * 2 // 3, CHARACTER * max(map(len, labels)) + 10))
-    right_margin = 70  # the written shares
     _set_margins(axes, left_margin, right_margin, 4 + _key_height(chart), 48, height)
     middle = (left_margin + WIDTH - right_margin) / WIDTH / 2
     axes.figure.text(middle, 6 / height, chart.x, ha="center")
@@ -238,7 +246,8 @@ def _draw_intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
 
 def _interval_positions(chart: IntervalChart) -> list[float]:
     """Vertical position of each interval, in lines from the top; those of a group are closer."""
-    distance = 1.1 if chart.keys else 1.0
+    several_lines = chart.keys or chart.rows[0].name
+    distance = 1.1 if several_lines else 1.0
     positions: list[float] = []
     for number, row in enumerate(chart.rows):
         if not number:

@@ -142,7 +142,7 @@ def chart_table(chart: ui.Chart) -> ui.Table:
         case ui.IntervalChart():
             for row in chart.rows:
                 interval = f"{ui.percent(row.low)} – {ui.percent(row.high)}"
-                rows.append([row.label, ui.percent(row.share), interval])
+                rows.append([chart.full_label(row), ui.percent(row.share), interval])
             return ui.Table(["", chart.x, ""], rows)
         case ui.BarChart():
             names = chart.parts or [chart.y]

@@ -118,13 +118,19 @@ class BarChart:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Share in [0, 1] with its interval; `style` as for `Series`."""
+    """Share in [0, 1] with its interval.
+
+    Attributes:
+        style: as for `Series`.
+        name: name beside the share, where too many lines of a group have one style.
+    """
 
     label: str
     low: float
     share: float
     high: float
     style: str = "a"
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +146,11 @@ class IntervalChart:
     x: str
     caption: str = ""
     keys: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def full_label(self, row: Interval) -> str:
+        """Label of a line that stands alone: what it shows, and of whom."""
+        name = row.name or self.keys.get(row.style)
+        return f"{name}, {row.label}" if name else row.label
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,15 +262,20 @@ def ratio(part: float, whole: float, digits: int = 1) -> str | None:
 
 
 def estimate(row: Row | None, *, scale: float = 1.0, digits: int = 1) -> str | None:
-    """Text of a value with its interval, such as "61.0 (55.2–66.4)"; None for None.
+    """Text of a value with its interval, such as "61.0 (55.2 … 66.4)"; None for None.
 
     Args:
         row: has `value`, `low` and `high`, each of which is multiplied by `scale`.
     """
     if row is None:
         return None
-    value, low, high = (f"{scale * row[key]:.{digits}f}" for key in ("value", "low", "high"))
-    return f"{value} ({low}–{high})"
+    value, low, high = (decimal(scale * row[key], digits) for key in ("value", "low", "high"))
+    return f"{value} ({low} … {high})"
+
+
+def decimal(value: float, digits: int) -> str:
+    """Text of a value with a typographic minus, as wide as a plus."""
+    return f"{value:.{digits}f}".replace("-", "−")
 
 
 def on_off(thinking: bool) -> str:

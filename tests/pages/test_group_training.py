@@ -19,7 +19,7 @@ from posttrain.config.grpo import GrpoLossConfig
 from posttrain.config.judge import LengthConfig, PairingConfig
 from posttrain.errors import DataError
 from posttrain.group_rewards import Group, GroupReward
-from posttrain.pages.rl import teachers
+from posttrain.pages.rl import teachers, tiles
 from posttrain.pages.rlvr import learned_tile
 from posttrain.pages.write import write_report
 from posttrain.records import Message, Score
@@ -297,7 +297,7 @@ def test_a_method_that_the_page_does_not_know_is_described_by_the_parts_of_its_r
 
 @pytest.mark.parametrize(
     ("part", "figure", "first"),
-    [("reverse_kl", "Reverse KL from its teacher", "0.2500"), ("gain", "Mean reward", "-0.2500")],
+    [("reverse_kl", "Reverse KL from its teacher", "0.2500"), ("gain", "Mean reward", "−0.2500")],
 )
 def test_the_figures_of_teachers_are_named_by_the_reward(part: str, figure: str, first: str):
     means = {f"part/{part}": 0.25}
@@ -307,3 +307,10 @@ def test_the_figures_of_teachers_are_named_by_the_reward(part: str, figure: str,
     assert isinstance(table, Table)
     assert str(intro).startswith(figure)
     assert table.rows == [["maths", "large", first, "–", None]]
+
+
+def test_a_distillation_opens_with_the_divergence_from_its_teachers():
+    rows = [{"rollouts": 4, "part/reverse_kl": kl, "reward": -9.0} for kl in (0.5, 0.5, 0.1, 0.1)]
+    (values, name, change), *_ = tiles({"averaged": 2}, rows)
+    assert (values, name) == ("0.500 → 0.100", "nats a token, KL from the teachers")
+    assert change.startswith("−0.400 (")

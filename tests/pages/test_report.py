@@ -16,11 +16,12 @@ from rich.console import Console
 
 from posttrain.config.base import Strict
 from posttrain.errors import DataError
+from posttrain.pages.evaluation import before_and_after
 from posttrain.pages.sft_data import lengths, mixture
 from posttrain.pages.write import show_finished, write_report
 from posttrain.report.console import open_console, print_sections
 from posttrain.report.html import page_html
-from posttrain.report.section import Section, Table
+from posttrain.report.section import IntervalChart, Section, Table
 from posttrain.runner import run_data_stage
 from posttrain.runs import Counts, Run, read_artifact
 from tests.pages.conftest import write_checkpoint
@@ -232,3 +233,22 @@ def test_a_stage_without_rows_counts_none(tmp_path: Path, capsys: pytest.Capture
     show_finished(open_console(), tmp_path / "merged")
     assert "Counts" not in sections(page_of(tmp_path / "merged"))
     assert "Nothing is lost" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_every_line_of_an_evaluations_picture_says_whose_it_is(count: int):
+    rate = {"value": 0.5, "low": 0.4, "high": 0.6}
+    cell = {"setting": "plain", "thinking": "on", "lengths": {}, "samples": 9, "unscored": 0}
+    cells = [
+        {**cell, "task": task, "checkpoint": f"stage {k}", "rates": {"accuracy": rate}}
+        for task in ("all", "maths")
+        for k in range(count)
+    ]
+    (chart,) = (
+        block
+        for block in before_and_after(cells, [], "accuracy").blocks
+        if isinstance(block, IntervalChart)
+    )
+    said = [chart.full_label(row) for row in chart.rows]
+    names = [f"stage {k}, " if count > 1 else "" for k in range(count)]
+    assert said == [f"{name}{task}" for task in ("all", "maths") for name in names]

@@ -183,3 +183,13 @@ def test_every_chart_of_a_page_has_a_title_and_shares_are_per_cent():
     assert "<h3>Rollouts cut off by a limit</h3><svg" in page
     assert "<figcaption>Few are good.</figcaption>" in page
     assert re.search(r"<text[^>]*>40 %</text>", page)
+
+
+def test_names_stand_beside_the_shares_where_styles_would_repeat():
+    rows = [Interval("all", 0.1, 0.2, 0.3, "a", name=f"policy {k}") for k in range(6)]
+    chart = IntervalChart(rows, "x")
+    svg = chart_svg(chart)
+    texts = re.findall(r"<text[^>]*>([^<]+)</text>", svg)
+    assert texts.count("all") == 1
+    assert [text for text in texts if text.startswith("policy")] == [row.name for row in rows]
+    assert re.findall("<title>(.*?): .*?</title>", svg) == [f"policy {k}, all" for k in range(6)]
