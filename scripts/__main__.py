@@ -8,7 +8,7 @@ posttrain STAGE --help                every key of its recipe, with type, defaul
 posttrain STAGE --config RECIPE [key=value …] [--dry-run] [--print-config]
 posttrain launch OPTIONS STAGE …      on several processes; OPTIONS are accelerate's
 
-In a checkout `python scripts STAGE …` is the same.
+`python -m posttrain STAGE …`, and in a checkout `python scripts STAGE …`, are the same.
 """
 
 import ast

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -82,6 +83,12 @@ def test_every_stage_stands_in_one_group_of_the_help(capsys):
     printed = capsys.readouterr().out
     assert all(f"\n  {stage} " in printed for stage in grouped)
     command.dispatch(["--version"])
+    assert capsys.readouterr().out.startswith("posttrain 0.")
+
+
+def test_the_package_runs_as_a_module(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["posttrain", "--version"])
+    runpy.run_module("posttrain", run_name="__main__")
     assert capsys.readouterr().out.startswith("posttrain 0.")
 
 
