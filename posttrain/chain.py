@@ -426,7 +426,7 @@ def _failure(stage: ChainStage, code: int, logs: Path | None, show: Callable[[st
     """Show the last lines of a failed stage's log and return a sentence about the failure."""
     sentence = f"stage {stage.step.title} ({stage.step.stage}) stopped with code {code}"
     if logs is None:
-        return sentence
+        return f"{sentence}; its error stands above"
     log = _log_of(stage, logs)
     for line in log.read_text("utf-8", errors="replace").splitlines()[-_LOG_LINES:]:
         show(line[:_LOG_WIDTH])

@@ -33,6 +33,11 @@ _MOST_EPOCHS = 3
 _ROWS = ("*.jsonl", "*.ndjson", "*.json", "*.parquet", "*.jsonl.gz", "*.jsonl.zst")
 _CHAT_TOKENS = {"<|im_start|>", "<|im_end|>"}
 _SAVED_BY_DATASETS = ("state.json", "dataset_dict.json")
+# a key that may follow the command, for the error when a stage stops
+_EXAMPLE_KEYS = {
+    "build_sft": "build_sft.sources.0.fields.prompt=question",
+    "sft": "trainer.learning_rate=1e-5",
+}
 
 
 @dataclass
@@ -189,7 +194,11 @@ class OneLine:
         if dry_run:
             [resolved] = stages
             stages = [replace(resolved, arguments=(*resolved.arguments, "--dry-run"))]
-        run_chain(stages, config, scripts=self.scripts, root=Path(), show=self.show)
+        advice = (
+            "Rerun the same command to resume. Keys of the recipe above may follow it, such as "
+            f"{_EXAMPLE_KEYS[stage]}."
+        )
+        run_chain(stages, config, scripts=self.scripts, root=Path(), show=self.show, advice=advice)
 
 
 def rows_of(data: str) -> dict[str, Any]:

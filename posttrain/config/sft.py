@@ -126,6 +126,9 @@ OWNED_TRAINER_FIELDS = OWNED_EVERYWHERE | owned_fields({
 })  # fmt: skip
 
 
+_PLAIN_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+
+
 def _check_type(key: str, value: Any, annotation: str) -> None:
     """Refuse a word where a number belongs, before the trainer's own types can be loaded.
 
@@ -133,8 +136,9 @@ def _check_type(key: str, value: Any, annotation: str) -> None:
         ValueError: the field's annotation consists of plain types, and text is none of them.
     """
     types = set(re.findall(r"\w+", annotation)) - {"None", "Optional", "Union"}
-    if types <= {"int", "float", "bool"} and types and isinstance(value, str):
-        raise ValueError(f"trainer.{key}: takes {' or '.join(sorted(types))}, found {value!r}")
+    if types <= _PLAIN_TYPES.keys() and types and isinstance(value, str):
+        wanted = " or ".join(_PLAIN_TYPES[name] for name in sorted(types))
+        raise ValueError(f"trainer.{key}: takes {wanted}, found {value!r}")
 
 
 def _check_trackers(report_to: Any) -> None:

@@ -122,7 +122,7 @@ def test_keys_of_a_merged_mapping_give_way(tmp_path):
         ("sft", SftConfig, "trainer.keep_epochs=[1]", "did you mean 'keep_epochs'"),
         ("sft", SftConfig, "trainer.max_length=9", "^tiny/sft: trainer.max_length cannot be set here: set packing.max_length in build_sft$"),
         ("sft", SftConfig, "packing.max_length=9", "'packing' .it is of another stage: 'packing.max_length' of build_sft"),
-        ("sft", SftConfig, "trainer.max_steps=many", "trainer.max_steps: takes int, found 'many'"),
+        ("sft", SftConfig, "trainer.max_steps=many", "trainer.max_steps: takes a whole number, found 'many'"),
         ("sft", SftConfig, "trainer.report_to=trackio", r"trackio: it is not installed: pip install 'posttrain\[trackio\]'"),
         ("sft", SftConfig, "warmup=9", "did you mean 'trainer.warmup_"),
         ("profile", ProfileConfig, "backend={}", "'backend.kind' is required"),
