@@ -53,7 +53,8 @@ _KINDS: dict[Kind, re.Pattern[str]] = {
         r"|^(?:is_|to_|should_)?(?:ignor|skip|exclud|learn)[a-z]*(?:_(?:from|in|on|for|the|this|loss"
         r"|losses|train[a-z]*|grad[a-z]*|turns?|messages?|labels?|tokens?|steps?|roles?|prompt"
         r"|history|answers?|responses?|assistant|user))*$"
-        r"|^labels$|^is_target$|^no_?grad$|^context_only$|(?:^|_)last_[a-z]+_only$"
+        r"|^labels$|^is_target$|^(?:no|stop|requires?)_?grad(?:ient)?s?$|^context_only$"
+        r"|(?:^|_)last_[a-z]+_only$"
         # the same in the languages of much public data
         r"|掩码|掩膜|遮罩|损失|訓練|训练|マスク|損失|마스크|학습|маск|обуча|тренир|entrena|entraîn"
     ),
@@ -142,6 +143,17 @@ _VERDICT = re.compile(
     r"^label$|^kto_tag$|^(?:user_|human_)?(?:feedback|votes?|thumbs?)$"
     r"|^(?:(?:is|was|answer|response|solution|output|generation|completion|final)_)*"
     r"(?:correct|safe|valid|accepted|acceptable|approved|desirable)$"
+)
+# columns, and keys of an answer, whose name is the bad verdict: `is_rejected: true`
+_FAULT = re.compile(
+    r"^(?:(?:is|was|has|answer|response|solution|output|generation|completion|final)_)*"
+    r"(?:rejected|incorrect|wrong|bad|invalid|unsafe|undesirable|deleted|retracted|discarded"
+    r"|failed|error)$"
+)
+# a better version of the answer, beside the one that is read
+_CORRECTION = re.compile(
+    r"^(?:edited|corrected|revised|fixed|rewritten|improved)_"
+    r"(?:content|text|value|message|answer|response|output|completion)$"
 )
 # columns that say whether anybody checked an answer: an unchecked one is not a bad one
 _CHECKED = re.compile(r"^(?:(?:is|was|answer|response|solution|output)_)*verified$")
@@ -245,6 +257,8 @@ def unread_in_message(
 
 def _would_change_message(key: str, value: Any, kind: Kind | None, message: Message) -> bool:
     """True if reading this key would make the message say something else."""
+    if message.role == "assistant" and is_correction(key, value):
+        return True
     if kind == "reasoning":
         return is_more_than_a_switch(value) and not message.reasons
     if kind == "calls" or (key in _ACTION_KEYS and message.role == "assistant"):
@@ -293,6 +307,8 @@ def refuse_lost_columns(
             says_something = key in parts_of_prompt or is_more_than_a_switch(value)
             is_repeated = isinstance(value, str) and _stands_in(value, messages)
             is_lost = says_something and not is_repeated
+        elif is_correction(key, value):
+            is_lost = reading.trains and not _stands_in(str(value), messages)
         elif kind == "calls":
             has_calls = any(message.tool_calls for message in messages)
             is_lost = reading.trains and not has_calls and _json_matches(_CALL, value)
@@ -332,7 +348,13 @@ def says_answer_is_bad(name: str, value: Any) -> bool:
     """True if a column, or a key of an answer, says that the answer is a bad one."""
     if value is None or not is_verdict(name):
         return False
-    return str(value).strip().lower() in _BAD_VERDICTS
+    word = str(value).strip().lower()
+    return word in ("true", "1") if _FAULT.search(_snake_case(name)) else word in _BAD_VERDICTS
+
+
+def is_correction(key: str, value: Any) -> bool:
+    """True if a column, or a key of an answer, holds a better version of the answer."""
+    return _CORRECTION.search(_snake_case(key)) is not None and isinstance(value, str)
 
 
 def counted_names(path: str, value: Any) -> list[str]:
@@ -350,7 +372,8 @@ def counted_names(path: str, value: Any) -> list[str]:
 @functools.lru_cache(maxsize=4096)
 def is_verdict(name: str) -> bool:
     """True if a column of this name says how good the row's answer is."""
-    return _VERDICT.search(_snake_case(name)) is not None
+    name = _snake_case(name)
+    return _VERDICT.search(name) is not None or _FAULT.search(name) is not None
 
 
 def _snake_case(name: str) -> str:

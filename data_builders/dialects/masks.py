@@ -28,6 +28,7 @@ _TRAINED = (
     "training",
     "train_on_turn",
     "trainable",
+    "requires_grad",
 )
 _UNTRAINED = ("masked", "no_grad", "context_only")
 # one number for each message of the row, or for each of the assistant's; 1 is in the loss

@@ -22,7 +22,7 @@ UNTRAINED = [
     {"weight": 0}, {"weight": 0.0}, {"weight": "0"}, {"loss_weight": 0}, {"loss_weight": "0.0"},
     {"loss": False}, {"loss": "false"}, {"train": False}, {"train": 0}, {"training": False},
     {"train_on_turn": "False"}, {"trainable": False}, {"masked": True}, {"masked": 1},
-    {"masked": "1"}, {"mask": True}, {"mask": "true"}, {"masked": True, "weight": 0},
+    {"masked": "1"}, {"requires_grad": False}, {"mask": True}, {"mask": "true"}, {"masked": True, "weight": 0},
 ]  # fmt: skip
 TRAINED = [
     {"weight": 1}, {"weight": "1"}, {"loss_weight": 1.0}, {"loss": True}, {"train": "true"},
@@ -36,7 +36,7 @@ UNKNOWN = [
     {"Weight": 0}, {"unmasked": False}, {"train_detail": [{"train": False}]}, {"ignored": True},
     {"ignore": True}, {"skip": 1}, {"exclude": True}, {"labels": [-100]}, {"sample_weight": 0},
     {"weight": 0.5}, {"weight": -1}, {"loss_weight": "half"}, {"train": "yes"}, {"loss": []},
-    {"mask": 0}, {"mask": "1"}, {"weight": 1, "train": False}, {"weight": 0, "masked": False},
+    {"mask": 0}, {"mask": "1"}, {"stop_grad": True}, {"stopGradient": True}, {"weight": 1, "train": False}, {"weight": 0, "masked": False},
 ]  # fmt: skip
 
 
@@ -152,6 +152,31 @@ def test_an_answer_that_the_row_calls_bad_is_not_trained(more: dict[str, Any]) -
     assert read(row, metadata=tuple(more))[1].messages
     for good in (True, "gold", None, 4):
         assert read({"messages": [ASK, SAY]} | dict.fromkeys(more, good))[1].messages
+
+
+@pytest.mark.parametrize(
+    "more", [{"is_rejected": True}, {"isIncorrect": 1}, {"response_invalid": "true"}, {"error": True},
+             {"failed": True}, {"deleted": True}]
+)  # fmt: skip
+def test_an_answer_with_a_fault_by_name_is_not_trained(more: dict[str, Any]) -> None:
+    for row in ({"messages": [ASK, SAY]} | more, {"messages": [ASK, SAY | more]}):
+        assert problem(row).reason == "rejected_answer"
+    assert read({"messages": [ASK, SAY]} | more, metadata=tuple(more))[1].messages
+    for good in (False, 0, None, "", "none so far"):
+        assert read({"messages": [ASK, SAY]} | dict.fromkeys(more, good))[1].messages
+    assert read({"prompt": "2+2?", "chosen": "4", "rejected": "true"})[1].messages
+
+
+@pytest.mark.parametrize("key", ["edited_content", "correctedAnswer", "revised_response"])
+def test_a_better_version_of_the_answer_is_not_left_out(key: str) -> None:
+    better = {key: "It is 4."}
+    assert problem({"messages": [ASK, SAY | better]}).reason == "malformed_message"
+    assert problem({"messages": [ASK, SAY]} | better).reason == "unread_column"
+    assert read({"messages": [ASK, SAY]} | better, metadata=(key,))[1].messages
+    # the answer itself, an empty one, or one of a question
+    assert read({"messages": [ASK, SAY]} | {key: "4"})[1].messages
+    assert read({"messages": [ASK, SAY | {key: ""}]})[1].messages
+    assert read({"messages": [ASK | better, SAY]})[1].messages
 
 
 @pytest.mark.parametrize(
