@@ -20,7 +20,11 @@ _SIGNS = str.maketrans({
 })  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
+_COMMENT = re.compile(
+    # of HTML; a reference of Markdown to nowhere: [//]: # (a remark)
+    r"<!--.*?(?:-->|\Z)|^ {0,3}\[[^\]\n]{1,60}\]:[ \t]*(?:#|<#?>)(?:[ \t][^\n]*)?$",
+    re.DOTALL | re.MULTILINE,
+)
 # the argument of a command, with one level of braces inside
 _CONTENTS = r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 # text that a page leaves blank or strikes out
@@ -35,7 +39,8 @@ _MARKUP = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|ce
 def visible(text: str) -> str:
     """The text that the reader of a rendered page sees and that is not struck out.
 
-    An answer in an HTML comment, in a blank of its width or under a line does not count.
+    An answer in a comment of HTML or Markdown, in a blank of its width or under a line does not
+    count.
     """
     return _STRUCK.sub("", _COMMENT.sub("", text))
 

@@ -124,8 +124,11 @@ def look_alike_characters() -> dict[int, str]:
         character = chr(code)
         base = unicodedata.normalize("NFKD", character)[:1]
         marks = unicodedata.normalize("NFKD", character)[1:]
+        capital = _capital(character)
         if base.isascii() and all(map(unicodedata.combining, marks)):
             table[code] = base
+        elif capital != character and capital.isascii():  # missing in Unicode's table: ᴛ
+            table[code] = capital
         elif unicodedata.category(character) in ("Ps", "Pe"):
             # brackets of other scripts: 【The Begin of Response 1】
             table[code] = "[" if unicodedata.category(character) == "Ps" else "]"

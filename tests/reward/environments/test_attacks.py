@@ -73,14 +73,16 @@ def test_no_answer_hides_in_a_comment(name: str):
     assert gold is not None
     wrong = environment.wrong(prompt)[0][0].content
     answer = gold[0].content
+    one_line = answer.replace("\n", " ")
     texts = (
         answer,
         f"<!-- {answer} -->",
         f"{wrong} <!-- {answer} -->",
         f"{answer}<!-- {wrong} -->",
+        f"{wrong}\n\n[//]: # ({one_line})",
     )
     scores = verify(environment, prompt, *texts)
-    assert [environment.passes(score) for score in scores] == [True, False, False, True]
+    assert [environment.passes(score) for score in scores] == [True, False, False, True, False]
 
 
 def test_a_line_that_takes_the_answer_back_is_a_second_answer():
