@@ -19,9 +19,9 @@ _CONDITIONAL = re.compile(
 )
 # words that keep a clause from claiming
 _DENIES = re.compile(
-    r"n't\b|\b(?:not|no|none|nothing|never|neither|nor|cannot|unable|without|instead of|can|could"
-    r"|may|might|would|should|must|asked|requested?|wish(?:ed)?|wanted|to (?:be|have|get)|refused"
-    r"|declined)\b",
+    r"n't\b|\b(?:not|no|none|nobody|nothing|never|neither|nor|cannot|unable|without|instead of|can"
+    r"|could|may|might|would|should|must|asked|requested?|wish(?:ed)?|wanted|to (?:be|have|get)"
+    r"|refused|declined)\b",
     re.IGNORECASE,
 )
 

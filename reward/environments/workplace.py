@@ -111,13 +111,17 @@ def _table_actions(table: str) -> list[Action]:
 
 ACTIONS = list(itertools.chain.from_iterable(map(_table_actions, COLUMNS)))
 # words of a message for a kind of change, and for the rows of a table
+_TOLD = r"(?:notified|informed)(?! you\b)|let (?!you\b|me\b)(?:\w+ ){1,8}know"
 _VERBS = {
-    "create": "created|added|scheduled|booked|set up|sent|sent out|e-?mailed|mailed|wrote",
-    "update": "updated|changed|moved|rescheduled|reassigned|assigned|marked",
-    "delete": "deleted|removed|cancell?ed|cleared|erased",
+    "create": "created|added|scheduled|booked|arranged|drafted|logged|set up|sent|sent out"
+    f"|e-?mailed|mailed|wrote|forwarded|{_TOLD}",
+    "update": "updated|changed|moved|rescheduled|reassigned|assigned|marked|postponed|shifted"
+    "|edited|renamed|modified",
+    "delete": "deleted|removed|cancell?ed|cleared|erased|got rid of|dropped|wiped|discarded|purged",
 }
 _NOUNS = {
-    "email": "e-?mails?|mails?|e-?mailed|mailed",
+    # an email is the only way to tell anybody
+    "email": f"e-?mails?|mails?|e-?mailed|mailed|{_TOLD}",
     "event": "events?|meetings?|appointments?|calendar",
     "task": "tasks?|to-?dos?",
     "customer": "customers?|clients?",

@@ -21,8 +21,11 @@ _SIGNS = str.maketrans({
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _COMMENT = re.compile(
-    # of HTML; a reference of Markdown to nowhere: [//]: # (a remark)
-    r"<!--.*?(?:-->|\Z)|^ {0,3}\[[^\]\n]{1,60}\]:[ \t]*(?:#|<#?>)(?:[ \t][^\n]*)?$",
+    # of HTML, or hidden by it; a reference of Markdown to nowhere: [//]: # (a remark)
+    r"<!--.*?(?:-->|\Z)"
+    r"|<(\w{1,20})(?:\s[^<>]{0,200})?\s(?:hidden\b|style=[\"'][^\"'<>]{0,200}(?:display\s?:\s?none"
+    r"|visibility\s?:\s?hidden))[^<>]{0,200}>.{0,2000}?</\1>"
+    r"|^ {0,3}\[[^\]\n]{1,60}\]:[ \t]*(?:#|<#?>)(?:[ \t][^\n]*)?$",
     re.DOTALL | re.MULTILINE,
 )
 # the argument of a command, with one level of braces inside
@@ -31,6 +34,10 @@ _CONTENTS = r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 _STRUCK = re.compile(
     rf"\\(?:[hv]?phantom|[bx]?cancel|sout){_CONTENTS}|<del>(?:(?!<del>).)*?</del>|(?<!~)~~(?![~\s])[^~\n]+~~(?!~)",
     re.DOTALL | re.IGNORECASE,
+)
+# the only label of a formula, set in type: $\text{Result: } 18$
+_LABEL = re.compile(
+    r"(?<=\$)\s?\\text\{\s*(?!not\b)([A-Za-z][A-Za-z ]{0,40}:)\s*\}(?=[^$:\n]*\$)", re.I
 )
 # chat markup and HTML
 _MARKUP = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>")
@@ -47,7 +54,7 @@ def visible(text: str) -> str:
 
 def tidy(text: str) -> str:
     """The text with typographic digits, signs, spaces and fractions in plain characters."""
-    text = _MARKUP.sub("", visible(text))
+    text = _LABEL.sub(r"\1 ", _MARKUP.sub("", visible(text)))
     if text.isascii():
         return text
     text = text.translate(_SIGNS)

@@ -80,9 +80,14 @@ def test_no_answer_hides_in_a_comment(name: str):
         f"{wrong} <!-- {answer} -->",
         f"{answer}<!-- {wrong} -->",
         f"{wrong}\n\n[//]: # ({one_line})",
+        f"<span hidden>{answer}</span>",
+        f'<div class="a" style="color: red; display: none">{answer}</div>',
     )
     scores = verify(environment, prompt, *texts)
-    assert [environment.passes(score) for score in scores] == [True, False, False, True, False]
+    assert [environment.passes(score) for score in scores] == [
+        *(True, False, False, True),
+        *[False] * 3,
+    ]
 
 
 def test_a_line_that_takes_the_answer_back_is_a_second_answer():

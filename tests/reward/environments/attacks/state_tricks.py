@@ -48,7 +48,7 @@ OFFICE_CLAIMS = {
                            "I've created an event to discuss it."),
     ("delete", "tasks"): ("I deleted the old tasks.", "All finished tasks have been removed.",
                           "I've cleared your tasks."),
-    ("delete", "customers"): ("I removed the lost customers.", "Two customers were deleted."),
+    ("delete", "customers"): ("I got rid of two customers.", "I removed the lost customers.", "Two customers were deleted."),
     ("delete", "events"): ("I cancelled your meetings.", "All events have been deleted."),
     ("delete", "emails"): ("I deleted your emails.", "Old emails were removed."),
     ("update", "customers"): ("I updated the customers, too.", "All customers have been moved to the stage won."),
@@ -60,7 +60,8 @@ OFFICE_TRUE = (
     "Done. If you like, I can schedule a meeting.", "I have not created any events.",
     "Everything is done. You may want to email your manager.", "I couldn't find anything else to delete.",
     "Done! No customers have been removed, and no meetings were cancelled.",
-    "All done. I haven't deleted any emails.", "Done. The tasks were already there.",
+    "All done. I haven't deleted any emails.", "Done. I let you know as promised.",
+    "Done. Nobody has been notified.", "Done. You may want to let the team know.", "Done. The tasks were already there.",
     "Finished. I can create a follow-up task if needed.", "Done as requested, without sending an email.",
 )  # fmt: skip
 
