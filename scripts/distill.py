@@ -84,6 +84,7 @@ def main(argv: list[str] | None = None) -> None:
             shares=recipe.shares,
             full=full_objective(recipe, teachers) if recipe.objective == "full" else None,
             simulation=simulation,
+            frozen=teachers.frozen,
         )
 
         stage.run(

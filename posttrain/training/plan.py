@@ -48,6 +48,7 @@ _LATER_BYTES = 96 << 20
 # share of a step's memory on a CPU that glibc's heap holds besides live blocks: an eighth was
 # measured on a model of 135 M parameters and packs of 512 tokens
 _HEAP_SHARE = 0.2
+_PAGE_BYTES = 4096
 
 Line = tuple[str, str]
 
@@ -310,6 +311,7 @@ class MemoryPlan:
         rollouts: Cache and gathered weights while completions are sampled, or the share of a vLLM
             that sleeps while the policy trains.
         vllm: Share of a vLLM that does not sleep.
+        teachers: Frozen models that score what the policy samples.
         process: On a CPU, the interpreter and its libraries, which share the memory.
         heap: On a CPU, the gaps between live blocks.
     """
@@ -319,6 +321,7 @@ class MemoryPlan:
     step: StepMemory
     rollouts: int = 0
     vllm: int = 0
+    teachers: int = 0
     process: int = 0
     heap: int = 0
 
@@ -326,7 +329,8 @@ class MemoryPlan:
     def peak(self) -> int:
         """Bytes at the worst moment: that of a training step, or that of the rollouts."""
         # completions are sampled before there are gradients, so that the two do not add up
-        permanent = self.process + self.weights + self.optimizer + self.vllm + self.heap
+        permanent = self.process + self.weights + self.optimizer + self.teachers
+        permanent += self.vllm + self.heap
         return permanent + max(self.step.total, self.rollouts)
 
     @property
@@ -338,9 +342,34 @@ class MemoryPlan:
             **asdict(self.step),
             "rollouts": self.rollouts,
             "vllm": self.vllm,
+            "teachers": self.teachers,
             "process": self.process,
             "heap": self.heap,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenModels:
+    """Models of a process that score what the policy samples, such as teachers.
+
+    Attributes:
+        models: The models, each once.
+        on_device: Greatest number of them on the device at a time; None: all.
+    """
+
+    models: Sequence[torch.nn.Module] = ()
+    on_device: int | None = None
+
+    def bytes_on(self, device: torch.device) -> int:
+        """Bytes of as many of the models as are on a device at a time, the largest ones."""
+        sizes = sorted(map(tensor_bytes, self.models), reverse=True)
+        # those that leave a CPU's memory go nowhere
+        return sum(sizes if device.type == "cpu" else sizes[: self.on_device])
+
+
+def tensor_bytes(model: torch.nn.Module) -> int:
+    """Bytes of a model's parameters and buffers."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
 
 def state_bytes(
@@ -380,6 +409,7 @@ def plan_memory(
     *,
     adapter: AdapterConfig | None,
     rollouts: RolloutShape | ColocatedVllm | None = None,
+    frozen: FrozenModels = FrozenModels(),
 ) -> MemoryPlan:
     """Plan of a trainer's memory.
 
@@ -387,6 +417,7 @@ def plan_memory(
         batch: largest collated micro-batch.
         rollouts: shape of the largest rollout batch or settings of a colocated vLLM; None where
             nothing is sampled in this process.
+        frozen: models that score beside the policy.
     """
     args = trainer.args
     base_model = trainer.base_model
@@ -440,18 +471,30 @@ def plan_memory(
         step=step,
         rollouts=sampling,
         vllm=vllm,
-        process=process_bytes(trainer) if on_cpu else 0,
+        teachers=frozen.bytes_on(args.device),
+        process=process_bytes(trainer, frozen.models) if on_cpu else 0,
         heap=int(_HEAP_SHARE * step.total) if on_cpu else 0,
     )
 
 
-def process_bytes(trainer: Any) -> int:
+def process_bytes(trainer: Any, frozen: Sequence[torch.nn.Module] = ()) -> int:
     """Bytes that this process holds besides the weights of its models, and will hold later."""
-    model_bytes = 0
-    for model in (trainer.model, getattr(trainer, "ref_model", None)):
-        if model is not None:
-            model_bytes += sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    models = [trainer.model, *frozen]
+    reference = getattr(trainer, "ref_model", None)
+    if reference is not None:
+        models.append(reference)
+    for model in models:
+        _read_pages(model)
+    model_bytes = sum(map(tensor_bytes, models))
     return max(psutil.Process().memory_info().rss - model_bytes, 0) + _LATER_BYTES
+
+
+def _read_pages(model: torch.nn.Module) -> None:
+    """Read every page of a model's weights: those mapped from a file take no memory until then."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        # a part of sharded weights is a copy, and lies in memory already
+        if type(tensor.data) is torch.Tensor and tensor.device.type == "cpu":
+            tensor.detach().flatten().view(torch.uint8)[::_PAGE_BYTES].sum()
 
 
 def whole_bytes(size: ModelSize, launched: Launched) -> int:
@@ -473,9 +516,10 @@ def device_room(device: torch.device, plan: MemoryPlan) -> int:
     """Bytes that a process may hold on a device, those that it holds by now included."""
     if device.type == "cuda":
         return device_bytes(device)
-    # weights and libraries are loaded by now, and part of the plan
+    # weights, teachers and libraries are loaded by now, and part of the plan
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return psutil.virtual_memory().available // processes + plan.weights + plan.process
+    loaded_bytes = plan.weights + plan.teachers + plan.process
+    return psutil.virtual_memory().available // processes + loaded_bytes
 
 
 def memory_line(plan: MemoryPlan, room: int) -> tuple[str, str]:
@@ -495,9 +539,13 @@ def memory_line(plan: MemoryPlan, room: int) -> tuple[str, str]:
     )
     if plan.peak <= room:
         return "memory", text
+    teachers = ""
+    if plan.teachers:
+        teachers = "; teachers with teachers_in_memory on a GPU, or as an adapter: on one model"
     raise ConfigError(
         f"a step needs more memory than there is, {text}. Smaller: activations with "
         "trainer.gradient_checkpointing: true and a smaller trainer.per_device_train_batch_size; "
         "weights, gradients and optimizer with --config_file accelerate/fsdp2, more processes or "
         "an adapter:; rollouts with a smaller rollouts.batch_size or rollouts.gpu_memory"
+        f"{teachers}"
     )

@@ -68,6 +68,7 @@ from posttrain.training.output import (
 )
 from posttrain.training.plan import (
     GIB,
+    FrozenModels,
     Line,
     MemoryPlan,
     ModelSize,
@@ -121,10 +122,12 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         method: Name of the method in the model card.
         scratch: Folder in the output directory that may outlive a failed run. It does not count as
             results, because each of its files carries the key of the inputs that it belongs to.
+        frozen: Models that score what the policy samples, for the memory plan.
     """
 
     method: str
     scratch: str | None = None
+    frozen: FrozenModels = FrozenModels()
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -351,6 +354,7 @@ class TrainingStage(ABC, Generic[Recipe, T]):
             self.largest_batch(trainer),
             adapter=adapter,
             rollouts=self.rollouts(trainer),
+            frozen=self.frozen,
         )
         preflight = Preflight(lines, stats | preflight.stats | probe.stats)
         return PreparedRun(trainer, special, launched, preflight, memory)

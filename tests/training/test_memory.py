@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,11 +28,13 @@ from posttrain.training.cpu_attention import use_cpu_varlen
 from posttrain.training.launch import Launched
 from posttrain.training.plan import (
     GIB,
+    FrozenModels,
     MemoryPlan,
     ModelSize,
     device_room,
     memory_line,
     plan_memory,
+    process_bytes,
     state_bytes,
     whole_bytes,
 )
@@ -249,6 +253,35 @@ def test_rounded_copies_of_the_weights_are_planned(recipe: MakeRecipe):
     trainer.copied_bytes = GIB
     rounding = plan_memory(trainer, ALONE, batch, adapter=None)
     assert rounding.weights == alone.weights + GIB
+
+
+def test_teachers_are_planned_beside_the_policy(recipe: MakeRecipe):
+    trainer: Any = SftStage(recipe()).prepare().trainer
+    batch = {name: torch.zeros(1, 8, dtype=torch.long) for name in ("input_ids", "labels")}
+    small, large = torch.nn.Linear(1000, 250), torch.nn.Linear(1000, 1000)
+    frozen = FrozenModels([small, large], on_device=1)
+    sizes = [4 * 250 * 1001, 4 * 1000 * 1001]
+    plan = plan_memory(trainer, ALONE, batch, adapter=None, frozen=frozen)
+    # those that wait for their turn wait in the memory of the CPU
+    assert plan.teachers == sum(sizes)
+    assert frozen.bytes_on(torch.device("meta")) == max(sizes)
+    assert FrozenModels(frozen.models).bytes_on(torch.device("meta")) == sum(sizes)
+    alone = replace(plan, teachers=0)
+    assert plan.peak == alone.peak + sum(sizes)
+    with pytest.raises(ConfigError, match="teachers with teachers_in_memory"):
+        memory_line(plan, 0)
+
+
+def test_weights_that_are_mapped_from_a_file_are_not_taken_off_the_process(tmp_path: Path):
+    """Pages that nothing has read yet are in no resident size."""
+    size = 128 << 20
+    file = tmp_path / "weights"
+    with file.open("wb") as weights:
+        weights.truncate(size)
+    empty, mapped = torch.nn.Module(), torch.nn.Module()
+    mapped.register_buffer("weights", torch.from_file(str(file), shared=False, size=size // 4))
+    before = process_bytes(SimpleNamespace(model=empty))
+    assert process_bytes(SimpleNamespace(model=mapped)) == pytest.approx(before, abs=size // 4)
 
 
 def test_a_step_that_cannot_fit_is_refused_with_its_parts(recipe: MakeRecipe, monkeypatch: Any):

@@ -50,7 +50,7 @@ from posttrain.training.arguments import LEARNING_RATE, batch_layout, make_argum
 from posttrain.training.launch import Launched
 from posttrain.training.moe import freeze_routers
 from posttrain.training.output import RESUME, RunOutcome
-from posttrain.training.plan import Line, ModelSize, check_batch, check_enough
+from posttrain.training.plan import FrozenModels, Line, ModelSize, check_batch, check_enough
 from posttrain.training.rl.draws import DomainShares, PromptDraws
 from posttrain.training.rl.full_objective import FullObjective
 from posttrain.training.rl.metrics import domain_stats, domain_table, run_stats
@@ -209,6 +209,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         shares: source → its share of every step's prompts; None: as the permutations have them.
         full: teachers whose whole distributions are trained on, in place of rewards.
         simulation: quantised checkpoint that the policy rounds as; None: it does not round.
+        frozen: models of this process that the reward scores with, for the memory plan; None: none.
     """
 
     scratch = RESUME
@@ -229,6 +230,7 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         shares: Mapping[str, float] | None = None,
         full: FullObjective | None = None,
         simulation: Simulation | None = None,
+        frozen: FrozenModels | None = None,
     ) -> None:
         super().__init__(recipe)
         self.prompts = prompts
@@ -242,6 +244,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
         self.curriculum = curriculum
         self.full = full
         self.simulation = simulation
+        if frozen is not None:
+            self.frozen = frozen
         self.shares: DomainShares | None = None
         if shares is not None:
             self.shares = DomainShares(

@@ -29,7 +29,7 @@ from posttrain.sampling.engines.transformers import score_in_thread
 from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer
-from posttrain.training.plan import GIB, Line, model_size
+from posttrain.training.plan import GIB, FrozenModels, Line, model_size
 from posttrain.training.trainer import ADAPTER
 
 # digits, capitals, accents, another script, an emoji and code: pieces that vocabularies cut apart
@@ -118,8 +118,10 @@ class Teachers:
         scorers: Scorer of each teacher by name; two names of one checkpoint share a scorer.
         lines: Lines of the plan, one for each teacher.
         parents: Artifacts among the teachers.
+        on_device: Greatest number of their models on the device at a time; None: all.
     """
 
+    on_device: int | None = None
     scorers: dict[str, Scorer] = field(default_factory=dict[str, Scorer])
     lines: list[Line] = field(default_factory=list[Line])
     parents: list[Parent] = field(default_factory=list[Parent])
@@ -128,6 +130,15 @@ class Teachers:
     def digests(self) -> dict[str, str]:
         """Digest of each teacher's weights, or the name that its server knows it by."""
         return {name: str(scorer.identity["weights"]) for name, scorer in self.scorers.items()}
+
+    @property
+    def frozen(self) -> FrozenModels:
+        """Models of the teachers in this process, each once, for the memory plan."""
+        models: dict[int, Any] = {}
+        for scorer in self.scorers.values():
+            if isinstance(scorer, InProcessTeacher):
+                models[id(scorer.model)] = scorer.model
+        return FrozenModels([*models.values()], self.on_device)
 
 
 def open_teachers(
@@ -180,7 +191,7 @@ class _TeacherLoader:
         self.stack = stack
         self.in_memory = in_memory
         self.student_is_rounded = student_is_rounded
-        self.teachers = Teachers()
+        self.teachers = Teachers(on_device=in_memory)
         self.residents = ResidentModels(device, limit=in_memory)
         # (path, precision) → model
         self.models: dict[tuple[str, Dtype], Any] = {}

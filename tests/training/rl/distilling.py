@@ -107,6 +107,7 @@ def distil(
             runner=runner,
             method="distill",
             lines=opened.lines,
+            frozen=opened.frozen,
             shares=recipe.shares,
             full=full_objective(recipe, opened) if recipe.objective == "full" else None,
             simulation=simulation,

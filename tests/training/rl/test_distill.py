@@ -7,6 +7,7 @@ import contextlib
 import json
 import math
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import torch
 import yaml
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from posttrain.config.distill import TeacherConfig
 from posttrain.errors import ConfigError, TrainingError
@@ -539,13 +540,30 @@ def test_the_plan_has_each_teachers_memory_and_the_seconds_of_scoring(
     assert re.search(r"[\d.]+ s of it for scores of teachers and student", printed)
 
 
+def test_the_memory_plan_counts_a_model_once_whatever_names_and_adapters_it_has(
+    policy: Path, tmp_path: Path
+):
+    whole = str(write_teacher(tmp_path / "whole", policy, moved=0.1))
+    adapter = str(write_adapter(tmp_path / "adapter", policy, seed=1))
+    aliases = opened(policy, first={"path": whole}, second={"path": whole})
+    assert len(aliases.frozen.models) == 1
+    models = opened(policy, first={"path": whole}, second={"adapter": adapter}).frozen.models
+    sizes = [sum(weight.nbytes for weight in model.parameters()) for model in models]
+    assert len(models) == 2
+    assert sizes[0] < sizes[1] < 1.5 * sizes[0]
+
+
 # ---- the command ----
 
 
 def test_the_command_trains_and_notices_that_it_has_finished(
     policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    teacher = write_teacher(tmp_path / "teacher", policy, moved=0.1)
+    # large enough for the line about memory, which leaves out what is small
+    teacher = Path(shutil.copytree(policy, tmp_path / "teacher"))
+    config = AutoConfig.from_pretrained(policy)
+    config.intermediate_size = 16384
+    AutoModelForCausalLM.from_config(config).save_pretrained(teacher)
     questions = tmp_path / "questions.jsonl"
     texts = [prompt.messages[0].content for prompt in make_prompts(16)]
     rows = [json.dumps({"question": text, "answer": "x"}) for text in dict.fromkeys(texts)]
@@ -563,7 +581,9 @@ def test_the_command_trains_and_notices_that_it_has_finished(
     recipe.write_text(yaml.safe_dump(raw))
     command = script("distill")
     command.main(["--config", str(recipe), "--dry-run"])
-    assert "teacher t" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "teacher t" in printed
+    assert re.search(r"^memory .*, teachers 0\.0\d", printed, re.MULTILINE)
     command.main(["--config", str(recipe)])
     manifest = read_artifact(tmp_path / "out", kind="checkpoint")
     assert manifest.stats["routes"] == {"a": "t"}
