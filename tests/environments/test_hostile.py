@@ -33,7 +33,7 @@ NAMESPACES = ("mnt", "pid", "net", "ipc", "uts", "cgroup")
 PATIENT = Limits(
     seconds=60, cpu_seconds=60, memory_mb=256, processes=24, scratch_mb=8, shm_mb=4, files=2000
 )
-STRICT = replace(PATIENT, seconds=3, cpu_seconds=1)
+STRICT = replace(PATIENT, seconds=1, cpu_seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
