@@ -68,12 +68,15 @@ _CHOICE = re.compile(
     r"|round(?:ed|s|ing)?|remainder|(?:over|above|below|under|first|after|beyond) \$?\d)\b",
     re.IGNORECASE,
 )
-# before a number that counts or names what the text names too: "those 3 months", "Grade 4"
-_LISTED_OR_NUMBERED = re.compile(
+# before a number that counts or names what the text names too, or says what a unit is: "those 3
+# months", "Grade 4", "a pint equals 16 ounces"
+_LISTED_OR_FIXED = re.compile(
     r"\b(?:(?:these|those|all) (?:of the )?"
-    r"|(?:grade|room|level|chapter|number|no\.|section|table) )\Z",
+    r"|(?:grade|room|level|chapter|number|no\.|section|table) "
+    r"|(?:an?|one|1|each|every) \w+ (?:is equal to|equals|=) )\Z",
     re.IGNORECASE,
 )
+_OF_HUNDRED = re.compile(r"\b(?:tests?|exams?|quiz(?:zes)?)\b", re.IGNORECASE)
 # behind a number that is a fact of the world: "128 ounces in a gallon", "each spider has 8 eyes",
 # "a $20 bill", "2 point conversions"
 _FACT = re.compile(
@@ -217,12 +220,14 @@ def _find_variables(question: str) -> list[Variable]:
         following = question[match.end() :]
         if _is_named(value, question) or _FACT.match(following):
             continue
-        if _LISTED_OR_NUMBERED.search(question[: match.start()]):
+        if _LISTED_OR_FIXED.search(question[: match.start()]):
             continue
         is_percent = re.match(r"\s*(?:%|percent\b)", following) is not None
         if is_percent and value == 50:  # what is left is 50 % too: a solution may take either
             continue
         highest = _highest_value(value, following, is_percent=is_percent)
+        if value <= 100 and _OF_HUNDRED.search(question):  # it may be a score
+            highest = min(highest, 100)
         variables.append(
             Variable(f"q{number}", match.start(), match.end(), value, is_percent, highest)
         )
@@ -291,6 +296,9 @@ def _explain(
             raise Discarded("ambiguous_number", f"{literal} may be {explanation} or a number")
         name = explanation.strip("()").partition("/")[0]
         if name.startswith("q"):
+            # "every 10 bowls; half of the 20 customers": the solution may mean either 10
+            if 2 * value in _numbers(question) and re.search(r"\bhal(?:f|ves)\b", question, re.I):
+                raise Discarded("ambiguous_number", f"{literal} is half of another number too")
             if name in used_names and value in _WORDS:  # up and down is two as well
                 raise Discarded("ambiguous_number", f"{literal} is calculated with twice")
             used_names.add(name)

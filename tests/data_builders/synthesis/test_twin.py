@@ -96,6 +96,8 @@ def test_golds_of_programs_are_confirmed_by_another_way(
         ("He lifts 5 pounds and a 25-pound bell.", "<<5*5=25>><<5+25=30>>\n#### 30", "ambiguous"),
         ("He worked 18 hours at 3 times 8 dollars.", "<<18*24=432>>\n#### 432", "ambiguous"),
         ("She was 20, 8 years before. He is 12th of 40.", "<<40-12=28>>\n#### 28", "ambiguous"),
+        # ten of the 20, or the ten of a bag
+        ("Half of 20 boys take 3 bags of 10.", "<<3*10=30>>\n#### 30", "ambiguous_number"),
         ("Of 30 pupils half ran and the other 15 swam.", "<<30-15=15>>\n#### 15", "depends_on_a"),
     ],
 )
@@ -111,6 +113,7 @@ def test_what_code_cannot_compute_again_has_no_program(question: str, answer: st
         ("He pours 512 ounces, 128 ounces in a gallon.", "<<512/128=4>>\n#### 4", [512]),
         ("Each of 40 spiders has 8 eyes.", "<<40*8=320>>\n#### 320", [40]),
         ("He pays 13 dollars with a $20 bill.", "<<20-13=7>>\n#### 7", [13]),
+        ("He had 40 ounces; a pint equals 16 ounces.", "<<40-16=24>>\n#### 24", [40]),
         ("Of those 4 months 90 days were dry.", "<<90/4=22.5>>\n#### 22.5", [90]),
         ("He paid 20 of 70 dollars with 20s.", "<<70-20=50>>\n#### 50", [70]),
         ("His 9-to-5 job took 90 days and 9 nights.", "<<90+9=99>>\n#### 99", [90]),
@@ -121,9 +124,15 @@ def test_facts_and_numbers_that_return_stay(question: str, answer: str, changeab
 
 
 def test_nothing_whole_is_divided_inside_of_a_step():
-    program = program_of("Half of 20 boys and of 40 girls swim.", "<<20/2+40/2=30>>\n#### 30")
+    program = program_of("Half of 20 boys and of 60 girls swim.", "<<20/2+60/2=40>>\n#### 40")
     for seed in range(50):
         assert all(value % 2 == 0 for value in other_values(program, random.Random(seed)).values())
+
+
+def test_no_score_of_a_test_is_above_a_hundred():
+    program = program_of("She got 94 and 100 in two tests.", "<<(94+100)/2=97>>\n#### 97")
+    for seed in range(50):
+        assert max(other_values(program, random.Random(seed)).values()) <= 100
 
 
 def test_a_fraction_stays_one():
