@@ -25,7 +25,8 @@ class Prompt:
     `task` is shared by the settings and modes of one question; `id` is unique. `tools` is the JSON
     text of the declared tools, if any; `environment` runs their calls. `reasoning_budget` is in
     tokens. `gold` is what `grader` compares with; `metadata` (JSON text) is for graders and
-    environments. `template` names the prompt template, None: the question's own words.
+    environments. `template` names the prompt template, None: the question's own words. `schema` is
+    the JSON schema (JSON text) of the answer, for a chat endpoint that holds it to one.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Prompt:
     source: str = ""
     metadata: str = "{}"
     template: str | None = None
+    schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,8 @@ Row = dict[str, Any]
 
 def prompt_to_row(prompt: Prompt) -> Row:
     row: Row = {name: getattr(prompt, name) for name in Prompt.__slots__}
+    if prompt.schema is None:
+        del row["schema"]
     return row | {"messages": [message_to_row(m) for m in prompt.messages]}
 
 

@@ -53,7 +53,6 @@ from reward.graders.base import Attempt, Grader
 
 EXAMPLES = 5  # seeds shown of those that are kept, and of each reason to drop
 CHUNK = 1024  # completions of a model in process that are saved together
-PLANTED = 20  # finished rows that are spoiled in one place and checked again
 _MAX_ROUNDS = 400  # a kind that takes more would ask for ever
 End = Keep | Discarded
 
@@ -200,7 +199,12 @@ def _run_rounds(
         if not asking and not any(work.move for work in works):
             return
         if asking:
-            console.print(f"round {number + 1}: {len(asking):,} of {len(works):,} seeds ask")
+            kept = sum(isinstance(work.end, Keep) for work in works)
+            dropped = len(works) - len(asking) - kept
+            console.print(
+                f"round {number + 1}: {len(asking):,} of {len(works):,} seeds ask; {kept:,} kept, "
+                f"{dropped:,} dropped so far"
+            )
             _answer_round(recipe, kind, asking, folder / f"round-{number:03}", console)
     raise AssertionError(f"a kind that asks for more than {_MAX_ROUNDS} rounds")
 
@@ -260,7 +264,8 @@ def _answer_round(
             thinking = ask.prompt.thinking and model.thinking
             key = (ask.role, model.name)
             models[key] = model
-            prompt = replace(ask.prompt, thinking=thinking)
+            schema = ask.prompt.schema if model.structured_output else None
+            prompt = replace(ask.prompt, thinking=thinking, schema=schema)
             asks_of_model.setdefault(key, []).append(replace(ask, prompt=prompt))
     answers: dict[tuple[str, str, str], list[Completion]] = {}
     for key in sorted(asks_of_model):
@@ -352,7 +357,7 @@ def _plant_bad_rows(
     )
     planted_works: list[Work] = []
     for work in kept_works:
-        if len(planted_works) == PLANTED:
+        if len(planted_works) == recipe.checks.planted:
             break
         rounds = kind.spoil(work.seed, work.rounds, ends[work.seed.id])
         if rounds is not None:

@@ -82,9 +82,11 @@ class SelectionTraces(SynthesisKind):
         judgment = judgment_of(completion.answer)
         if judgment is None:
             raise Discarded("no_judgment", completion.answer[-200:])
+        # a model's preference of a place shows in all judgments, the data's in those that are kept
+        yield Note("position of all judgments", str(judgment))
         if judgment not in right:
             raise Discarded("wrong_judgment", f"[{judgment}] where {right} are right")
-        yield Note("position of the judgment", str(judgment))
+        yield Note("position of right judgments", str(judgment))
         row = chat_row(
             [*prompt.messages, *completion.messages],
             right=right,

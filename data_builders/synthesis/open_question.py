@@ -30,6 +30,7 @@ from data_builders.synthesis.steps import (
     ask_text,
     chat_row,
     judged,
+    labelled,
     labels_of,
     prompt_of,
     unusable,
@@ -143,7 +144,7 @@ class OpenQuestions(SynthesisKind):
                     answer=quoted(answer),
                 )
                 request = Ask("judge", prompt_of(seed, f"equal-{completion.index}", text))
-                unsure.append((completion, request))
+                unsure.append((completion, labelled(request, "equal")))
         if unsure:
             verdicts = yield from ask(*(request for _, request in unsure))
             for (completion, _), verdict in zip(unsure, verdicts, strict=True):

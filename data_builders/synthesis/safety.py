@@ -37,6 +37,7 @@ from data_builders.synthesis.steps import (
     chat_message,
     chat_row,
     grade,
+    labelled,
     labels_of,
     prompt_of,
     unusable,
@@ -156,7 +157,8 @@ class SafetyAnswers(SynthesisKind):
             text = self.text(
                 "judge_safety", request=quoted(request.text), answer=quoted(answered.text)
             )
-            asks[number] = Ask("judge", prompt_of(seed, f"judge-{number}", text))
+            request_of_judge = Ask("judge", prompt_of(seed, f"judge-{number}", text))
+            asks[number] = labelled(request_of_judge, "safe", "refuses")
         verdicts = yield from ask(*asks.values())
         fits = [False] * len(answers)
         for number, verdict in zip(asks, verdicts, strict=True):

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 from data_builders.keyed import key64
 from data_builders.rows.inputs import Input
 from posttrain.environments.base import Environment
-from posttrain.records import Example, Message, Score, ToolCall, tools_to_template
+from posttrain.records import Example, Message, Score, ToolCall, json_text, tools_to_template
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import Parent
 from reward.graders.base import Attempt
@@ -292,9 +292,22 @@ def judged(request: Ask, label: str) -> Generator[Asks | Note, Any, bool]:
     return labels[label]
 
 
+def labelled(request: Ask, *labels: str) -> Ask:
+    """Add the JSON schema of an answer with boolean labels, and room to think before them."""
+    fields: Row = {"reason": {"type": "string"}}
+    fields |= {label: {"type": "boolean"} for label in labels}
+    schema = {
+        "type": "object",
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+    return replace(request, prompt=replace(request.prompt, schema=json_text(schema)))
+
+
 def judged_labels(request: Ask, *labels: str) -> Generator[Asks | Note, Any, dict[str, bool]]:
     """Ask a judge for several boolean labels in one JSON object, and count them."""
-    [answered] = yield from ask(request)
+    [answered] = yield from ask(labelled(request, *labels))
     values = labels_of(answered, *labels)
     for label, value in values.items():
         yield Note(f"{request.role}: {label}", "yes" if value else "no")

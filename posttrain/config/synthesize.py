@@ -26,10 +26,20 @@ class SynthesisModel(AskedModel):
 
     name: name of the model in rows, counts and reports.
     sampling: sampling of its answers, and limits of those with tools.
+    structured_output: send a judge's requests with the JSON schema of its labels
+        (`response_format`), for chat endpoints that hold an answer to one.
     """
 
     name: Name
     sampling: ToolLoopSampling = ToolLoopSampling()
+    structured_output: bool = False
+
+    def check(self) -> None:
+        """Refuse a schema for a backend that takes none."""
+        if self.structured_output and self.backend.kind != "chat":
+            raise ValueError(
+                f"structured_output: backend.kind {self.backend.kind} takes no schema; use chat"
+            )
 
     def identity(self) -> dict[str, Any]:
         """The config without keys that change no answer, for digests."""
@@ -432,6 +442,15 @@ AnyKind = Annotated[
 ]
 
 
+class Checks(Strict):
+    """Tests of the checks that decide which rows are kept.
+
+    planted: finished rows that are spoiled in one answer, and have to be dropped.
+    """
+
+    planted: int = Field(default=20, ge=0)
+
+
 class SynthesizeConfig(Strict, stage="synthesize"):
     """One set of synthetic rows.
 
@@ -441,6 +460,7 @@ class SynthesizeConfig(Strict, stage="synthesize"):
         in place of the prompt that comes with the kind.
     prices: name of a model → its prices, for the costs of the run.
     decontamination: evaluation items; seeds that overlap them are dropped before any request.
+    checks: planted bad rows that show what the checks are worth.
     limit: seeds at most, in their order; null: all.
     max_failure_rate: largest share of a round's completions that a backend may have given up on.
     """
@@ -451,6 +471,7 @@ class SynthesizeConfig(Strict, stage="synthesize"):
     templates: dict[Name, str] = Field(default_factory=dict)
     prices: dict[Name, Price] = Field(default_factory=dict)
     decontamination: DecontaminationConfig | None = None
+    checks: Checks = Checks()
     limit: int | None = Field(default=None, ge=1)
     max_failure_rate: float = Field(default=0.0, ge=0, lt=1)
     seed: int = Field(default=0, ge=0)
@@ -476,6 +497,10 @@ class SynthesizeConfig(Strict, stage="synthesize"):
             for model in models:
                 if isinstance(self.make, Rejection):
                     check_chat(model.backend, self.make.settings)
+                if model.structured_output and role != "judge":
+                    raise ValueError(
+                        f"models.{role}.structured_output: only a judge's answers have a schema"
+                    )
 
     def with_choices(self) -> tuple[Self, list[str]]:
         """Fill in every sampling value that the recipe leaves to a model's generation config.

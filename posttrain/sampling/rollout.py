@@ -229,6 +229,7 @@ class Rollout:
             reasoning_budget=self.prompt.reasoning_budget,
             continues=self._last,
             conversation=seed_of(self.seed, self.prompt.id, self.index),
+            schema=self.prompt.schema,
         )
 
     def receive(self, generation: Generation) -> None:

@@ -33,6 +33,7 @@ class Request:
             ids unchanged, and the ids of the messages since.
         conversation: Number that all calls of a completion share, so that one replica of a server
             answers them.
+        schema: JSON schema of the answer, as JSON text; a chat endpoint alone takes one.
     """
 
     messages: tuple[Message, ...]
@@ -43,6 +44,7 @@ class Request:
     reasoning_budget: int | None = None
     continues: Generation | None = None
     conversation: int | None = None
+    schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -283,6 +283,13 @@ def test_a_server_that_takes_more_gets_more():
     assert body["messages"][2]["name"] == "f"
 
 
+def test_an_answer_is_held_to_a_schema():
+    schema = {"type": "object", "properties": {"safe": {"type": "boolean"}}}
+    body = sampler()._request_body(request(schema=json.dumps(schema)))
+    assert body["response_format"]["json_schema"]["schema"] == schema
+    assert "response_format" not in sampler()._request_body(request())
+
+
 def test_thinking_is_switched_as_the_server_spells_it_or_stays_as_it_is():
     switches: dict[str, Any] = {
         "thinking": {"chat_template_kwargs": {"thinking": False}},

@@ -125,6 +125,9 @@ class ChatSampler:
         }
         if request.tools is not None:
             body["tools"] = json.loads(request.tools)
+        if request.schema is not None:
+            schema = {"name": "answer", "strict": True, "schema": json.loads(request.schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
         if self._reader is not None and backend.server == "vllm":
             body["return_token_ids"] = True
         if parameters.top_k and not backend.extended:

@@ -41,7 +41,11 @@ def recipe_of(out: Path, make: Row, models: Mapping[str, Any], **others: Any) ->
 
 
 def made(
-    recipe: SynthesizeConfig, samplers: Mapping[str, Scripted], monkeypatch: pytest.MonkeyPatch
+    recipe: SynthesizeConfig,
+    samplers: Mapping[str, Scripted],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    log: io.StringIO | None = None,
 ) -> tuple[list[Row], Manifest]:
     """Rows and manifest of the whole stage; `samplers` by the names of models."""
 
@@ -52,7 +56,7 @@ def made(
     monkeypatch.setattr(engine, "opened_sampler", opened)
     out = Path(recipe.out)
     kind = open_kind(recipe)
-    console = Console(file=io.StringIO())
+    console = Console(file=log or io.StringIO(), width=200)
     with open_run(out, kind=stage.KIND, config=recipe.owner_config()) as run:
         seed_set = stage.read_seeds(recipe, kind, work=out / "work")
         stage.build(run, recipe, kind, seed_set, console=console)

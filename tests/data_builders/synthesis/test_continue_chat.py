@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data_builders.synthesis import continue_chat, engine
+from data_builders.synthesis import continue_chat
 from data_builders.synthesis.kinds import load_templates, open_kind
 from data_builders.synthesis.plan import first_asks, plan_rows, plan_times
 from data_builders.synthesis.steps import filled, transcript
@@ -97,6 +99,47 @@ def test_a_user_who_writes_nothing_of_use_gives_no_row(
         made(config, {"user": Scripted(writes), "agent": Scripted(agent)}, monkeypatch)
 
 
+def test_progress_shows_what_was_kept_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def mute_about_chess(request: Request, rng: random.Random) -> str:
+        return END if "chess" in request.messages[0].content else user(request, rng)
+
+    samplers = {"user": Scripted(mute_about_chess), "agent": Scripted(agent)}
+    log = io.StringIO()
+    made(recipe(tmp_path, turns=1, judge=False), samplers, monkeypatch, log=log)
+    assert "round 2: 3 of 4 seeds ask; 0 kept, 1 dropped so far" in log.getvalue()
+
+
+@pytest.mark.parametrize("structured", [True, False])
+def test_a_judge_is_held_to_its_labels_where_the_recipe_says_so(
+    structured: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = recipe(tmp_path, judge=False)
+    judge_model = server("judge") | {"structured_output": structured}
+    models = {"user": server("user"), "generator": server("agent"), "judge": judge_model}
+    config = recipe_of(tmp_path / "out", config.make.model_dump(mode="json"), models)
+    samplers = {"user": Scripted(user), "agent": Scripted(agent), "judge": Scripted(judge)}
+    made(config, samplers, monkeypatch)
+    assert {request.schema for request in samplers["agent"].calls[0]} == {None}
+    schemas = {request.schema for request in samplers["judge"].calls[0]}
+    if structured:
+        [schema] = schemas
+        assert json.loads(schema or "")["properties"]["consistent"] == {"type": "boolean"}
+    else:
+        assert schemas == {None}
+
+
+def test_only_a_judge_behind_a_chat_endpoint_has_a_schema(tmp_path: Path):
+    make = recipe(tmp_path).make.model_dump(mode="json")
+    models = {"user": server("user"), "generator": server("agent") | {"structured_output": True}}
+    with pytest.raises(ConfigError, match=r"models\.generator\.structured_output: only a judge"):
+        recipe_of(tmp_path / "out", make, models)
+    local = {"kind": "transformers"}
+    judge_model = {"name": "own", "checkpoint": "x", "backend": local, "structured_output": True}
+    models = {"user": server("user"), "generator": server("agent"), "judge": judge_model}
+    with pytest.raises(ConfigError, match=r"models\.judge.*transformers takes no schema"):
+        recipe_of(tmp_path / "out", make, models)
+
+
 def honest_judge(request: Request, _: random.Random) -> str:
     text = request.messages[0].content
     return f'{{"consistent": {"false" if "harbour" in text else "true"}}}{END}'
@@ -117,8 +160,7 @@ def test_a_judge_that_says_yes_to_everything_is_reported(
     judging, dropped, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     samplers = {"user": Scripted(user), "agent": Scripted(agent), "judge": Scripted(judging)}
-    monkeypatch.setattr(engine, "PLANTED", 3)
-    rows, manifest = made(recipe(tmp_path), samplers, monkeypatch)
+    rows, manifest = made(recipe(tmp_path, checks={"planted": 3}), samplers, monkeypatch)
     assert len(rows) == 4
     assert all(row["metadata"]["synthesis"]["checks"][-1] == "judge" for row in rows)
     planted = manifest.stats["planted"]

@@ -146,7 +146,10 @@ def test_traces_that_name_a_right_solution_become_rows(
     assert {*manifest.counts.dropped} == {"wrong_judgment", "no_judgment"}
     for row in rows:
         assert judgment_of(row["messages"][-1]["content"]) in row["metadata"]["right"]
-    assert sum(manifest.stats["figures"]["position of the judgment"].values()) == len(rows)
+    positions = manifest.stats["figures"]
+    assert sum(positions["position of right judgments"].values()) == len(rows)
+    # a preference of a place, right or wrong
+    assert positions["position of all judgments"]["7"] == manifest.counts.dropped["wrong_judgment"]
     tasks = read_rows(tmp_path / "out/tasks.jsonl")
     assert len(tasks) == 20
     environment = GenSelectEnvironment()
