@@ -18,8 +18,9 @@ def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Make rows with models, and keep those that a check accepts.")
     recipe, options = parse_recipe(parser, SynthesizeConfig, argv)
     for role, models in recipe.models.items():
-        for model in models:
-            refuse_missing_checkpoint(model.checkpoint, key=f"models.{role}.checkpoint")
+        for position, model in enumerate(models):
+            alias = role if len(models) == 1 else f"{role}.{position}"
+            refuse_missing_checkpoint(model.checkpoint, key=f"models.{alias}.checkpoint")
     recipe, choices = recipe.with_choices()
 
     from data_builders.prompts.build import refuse_changes

@@ -6,7 +6,7 @@ and prompts are not published.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_builders.filters.repetition import find_repetition
@@ -58,11 +58,11 @@ class ChatContinuation(SynthesisKind):
         for turn in range(self.config.turns):
             text = self.text("user_turn", conversation=transcript(messages))
             words = yield from ask_text(Ask("user", prompt_of(seed, f"user-{turn}", text)))
-            self._refuse_unfit(words)
+            self._refuse_unfit(words, messages)
             messages.append(Message("user", words))
             request = Ask("generator", prompt_of(seed, f"assistant-{turn}", messages))
             [answered] = yield from ask_usable(request)
-            self._refuse_unfit(answered.text)
+            self._refuse_unfit(answered.text, messages)
             messages += answered.completions[0].messages
         checks = ["length", "repetition"]
         if "judge" in self.setup.models:
@@ -78,9 +78,11 @@ class ChatContinuation(SynthesisKind):
             checks.append("judge")
         return Keep((chat_row(messages),), checks=tuple(checks))
 
-    def _refuse_unfit(self, text: str) -> None:
-        """Raise Discarded for a turn that is too long or repeats itself."""
+    def _refuse_unfit(self, text: str, messages: Sequence[Message]) -> None:
+        """Raise Discarded for a turn that is too long, or repeats itself or an earlier one."""
         if len(text) > _MAX_CHARACTERS:
             raise Discarded("too_long", f"{len(text):,} characters")
         if (loop := find_repetition(text, RepetitionFilter())) is not None:
             raise Discarded("repetition", text[loop.start : loop.start + 200])
+        if any(message.content.strip() == text for message in messages):
+            raise Discarded("repetition", text[:200])

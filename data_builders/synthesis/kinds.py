@@ -54,7 +54,7 @@ def load_templates(recipe: SynthesizeConfig) -> dict[str, str]:
 
     Raises:
         ConfigError: a name that the kind does not have, a file that is not there or lacks a mark
-            that the shipped one has.
+            that the shipped one has or has one that it lacks.
     """
     names = recipe.make.templates
     for name in recipe.templates:
@@ -71,11 +71,24 @@ def load_templates(recipe: SynthesizeConfig) -> dict[str, str]:
         is_text = "{{" in file_or_text
         if not is_text and not Path(file_or_text).is_file():
             raise ConfigError(f"templates.{name}: there is no file {file_or_text}")
-        texts[name] = file_or_text if is_text else Path(file_or_text).read_text("utf-8")
-        missing = sorted(_marks(shipped) - _marks(texts[name]))
+        texts[name] = file_or_text if is_text else _read_template(Path(file_or_text), name)
+        marks = _marks(shipped)
+        missing = sorted(marks - _marks(texts[name]))
         if missing:
             raise ConfigError(f"templates.{name}: {file_or_text} lacks {', '.join(missing)}")
+        for mark in sorted(_marks(texts[name]) - marks):
+            if mark.strip("{}").isidentifier():
+                raise ConfigError(
+                    f"templates.{name}: nothing fills {mark}, only {', '.join(sorted(marks))}"
+                )
     return texts
+
+
+def _read_template(file: Path, name: str) -> str:
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"templates.{name}: {file} is no UTF-8 text: {error.reason}") from None
 
 
 def _marks(template: str) -> set[str]:

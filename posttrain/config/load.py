@@ -149,7 +149,6 @@ _REMOVED: dict[tuple[str, ...], dict[str, str]] = {
     ("rlhf", "win_rate"): {"judge.chunk": "it is 1,024 everywhere"},
     ("synthesize",): {
         "chunk": "completions of a model in process are saved 1,024 at a time here",
-        "checks": "20 rows are planted in every run",
         "make.band": "it is 0.5 everywhere",
         "make.letters": "it is 80 everywhere",
         "make.confidence": "it is 0.9 everywhere",
@@ -297,7 +296,7 @@ def validate(raw: Mapping[str, Any], schema: type[Schema], *, where: str) -> Sch
             if problem["type"] != "too_short" or problem["loc"] not in locations_above:
                 reported.append(problem)
         lines = [
-            _explain(problem, schema) for problem in _merge_alternatives(reported, raw, schema)
+            _explain(problem, schema, raw) for problem in _merge_alternatives(reported, raw, schema)
         ]
         raise ConfigError(f"{where}: " + "\n  ".join(lines)) from None
 
@@ -366,13 +365,22 @@ def _stage_hint(raw: Mapping[str, Any]) -> str:
     return f"it is a recipe of {' or '.join(fitting)}"
 
 
-def _explain(problem: Any, schema: type[BaseModel]) -> str:
+def _without_added_positions(raw: Mapping[str, Any], path: Sequence[str]) -> list[str]:
+    """Path as the recipe has it, without the position of a block that may be a list and is none."""
+    written: list[str] = []
+    for part in path:
+        if not (part.isdecimal() and isinstance(_value_at(raw, written), dict)):
+            written.append(part)
+    return written
+
+
+def _explain(problem: Any, schema: type[BaseModel], raw: Mapping[str, Any]) -> str:
     """Put one of pydantic's problems into a line that says what to write instead."""
     error_type = problem["type"]
     context = problem.get("ctx", {})
     value = problem["input"]
     path, siblings = _written_path(schema, problem["loc"])
-    dotted = ".".join(path)
+    dotted = ".".join(_without_added_positions(raw, path))
     if error_type == "extra_forbidden":
         moved = _MOVED.get(dotted)
         if moved is not None and moved.split(".")[0] in schema.model_fields:

@@ -140,6 +140,14 @@ def test_only_a_judge_behind_a_chat_endpoint_has_a_schema(tmp_path: Path):
         recipe_of(tmp_path / "out", make, models)
 
 
+def test_a_turn_that_says_an_earlier_one_again_gives_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    samplers = {"user": Scripted(user), "agent": Scripted(lambda *_: f"The harbour is shut.{END}")}
+    with pytest.raises(DataError, match="repetition 4"):
+        made(recipe(tmp_path, judge=False), samplers, monkeypatch)
+
+
 def honest_judge(request: Request, _: random.Random) -> str:
     text = request.messages[0].content
     return f'{{"consistent": {"false" if "harbour" in text else "true"}}}{END}'
@@ -212,6 +220,12 @@ def test_templates_of_the_recipe_need_the_marks_of_ours(tmp_path: Path):
     written_out = load_templates(recipe(tmp_path, templates={"user_turn": file.read_text("utf-8")}))
     assert written_out == texts
     assert texts["user_turn"] == "Go on: {{conversation}}"
+    file.write_text("Go on: {{conversation}} {{strategy}}")
+    with pytest.raises(ConfigError, match=r"nothing fills \{\{strategy\}\}, only"):
+        load_templates(recipe(tmp_path, templates={"user_turn": str(file)}))
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match=r"templates\.user_turn: .* is no UTF-8 text"):
+        load_templates(recipe(tmp_path, templates={"user_turn": str(file)}))
     file.write_text("Go on.")
     with pytest.raises(ConfigError, match=r"lacks \{\{conversation\}\}"):
         load_templates(recipe(tmp_path, templates={"user_turn": str(file)}))
