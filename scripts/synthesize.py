@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
             seed_set = synthesis.read_seeds(recipe, kind, work=Path(grades))
         for reason, count in seed_set.dropped.most_common():
             console.print(f"{count:,} rows are no seeds: {reason}")
-        asks = first_asks(kind, seed_set.seeds)
+        asks = first_asks(recipe, kind, seed_set.seeds)
         rows = plan_rows(recipe, kind, seed_set.seeds, asks)
         times = plan_times(recipe, rows, asks)
         print_sections(console, [planned(len(seed_set.seeds), rows, times)])

@@ -260,13 +260,10 @@ def _answer_round(
     for work in works:
         assert isinstance(work.move, Asks)
         for ask in work.move.asks:
-            model = _model_of(recipe, work, ask)
-            thinking = ask.prompt.thinking and model.thinking
+            model = model_of(recipe, work.models, ask)
             key = (ask.role, model.name)
             models[key] = model
-            schema = ask.prompt.schema if model.structured_output else None
-            prompt = replace(ask.prompt, thinking=thinking, schema=schema)
-            asks_of_model.setdefault(key, []).append(replace(ask, prompt=prompt))
+            asks_of_model.setdefault(key, []).append(as_sent(ask, model))
     answers: dict[tuple[str, str, str], list[Completion]] = {}
     for key in sorted(asks_of_model):
         role, name = key
@@ -281,18 +278,27 @@ def _answer_round(
         assert isinstance(work.move, Asks)
         answered: list[Answered] = []
         for ask in work.move.asks:
-            name = _model_of(recipe, work, ask).name
+            name = model_of(recipe, work.models, ask).name
             completions = answers[ask.role, name, ask.prompt.id]
             answered.append(Answered(ask, tuple(completions), name))
         work.rounds.append(tuple(answered))
         work.go_on(tuple(answered))
 
 
-def _model_of(recipe: SynthesizeConfig, work: Work, ask: Ask) -> SynthesisModel:
+def model_of(
+    recipe: SynthesizeConfig, seed_models: Mapping[str, SynthesisModel], ask: Ask
+) -> SynthesisModel:
     """Model that a request names, else the seed's model for its role."""
     if ask.model is None:
-        return work.models[ask.role]
+        return seed_models[ask.role]
     return next(model for model in recipe.models[ask.role] if model.name == ask.model)
+
+
+def as_sent(ask: Ask, model: SynthesisModel) -> Ask:
+    """Request in the form that a model takes: with or without reasoning, and a schema."""
+    thinking = ask.prompt.thinking and model.thinking
+    schema = ask.prompt.schema if model.structured_output else None
+    return replace(ask, prompt=replace(ask.prompt, thinking=thinking, schema=schema))
 
 
 async def _sample_model(

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from data_builders.synthesis.engine import CHUNK, models_of
+from data_builders.synthesis.engine import CHUNK, as_sent, model_of, models_of
 from data_builders.synthesis.steps import Ask, Asks, Discarded, Seed, SynthesisKind
 from posttrain.config.synthesize import SynthesisModel, SynthesizeConfig
 from posttrain.evaluation.cost import money
@@ -22,17 +22,18 @@ _CHARACTERS_PER_TOKEN = 4  # if a server hides its tokenizer
 Row = dict[str, Any]
 
 
-def first_asks(kind: SynthesisKind, seeds: Sequence[Seed]) -> list[Ask]:
-    """Requests of the first round, of all seeds that ask anything."""
+def first_asks(recipe: SynthesizeConfig, kind: SynthesisKind, seeds: Sequence[Seed]) -> list[Ask]:
+    """Requests of the first round, of all seeds that ask anything, as they would be sent."""
     asks: list[Ask] = []
     for seed in seeds:
+        models = models_of(recipe, seed)
         making = kind.make(seed)
         try:
             move = next(making)
         except (StopIteration, Discarded):
             continue
         if isinstance(move, Asks):
-            asks += move.asks
+            asks += [as_sent(ask, model_of(recipe, models, ask)) for ask in move.asks]
         making.close()
     return asks
 

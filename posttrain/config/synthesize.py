@@ -4,6 +4,7 @@ The kinds and the conditions that keep a row are from the paper, 3.1.2 and 3.1.3
 prompts, numbers of turns or yields: all of these are ours.
 """
 
+from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field
@@ -66,6 +67,12 @@ class Kind(Strict):
     roles: ClassVar[tuple[str, ...]]
     optional_roles: ClassVar[frozenset[str]] = frozenset()
     templates: ClassVar[tuple[str, ...]] = ()
+
+    def refuse_idle(self, roles: Collection[str]) -> None:
+        """Raise ValueError for a model in `roles`, those that a recipe fills, that is never asked.
+
+        Here every role is asked.
+        """
 
 
 class Rejection(Kind):
@@ -240,6 +247,11 @@ class TaskVariants(Kind):
     agreement: float = Field(default=1.0, gt=0.5, le=1)
     attempts: int = Field(default=8, ge=1)
 
+    def refuse_idle(self, roles: Collection[str]) -> None:
+        if ("rewriter" in roles) != ("solver" in roles):
+            idle = "rewriter" if "rewriter" in roles else "solver"
+            raise ValueError(f"models.{idle} is never asked: rewriter and solver need each other")
+
     def check(self) -> None:
         refuse_twice("source", [rows.name for rows in self.sources])
 
@@ -380,6 +392,11 @@ class LongDocuments(Kind):
         if "multi_value" in self.families and self.needed == 1:
             raise ValueError("needed: multi_value asks for several codes of a town, at least 2")
 
+    def refuse_idle(self, roles: Collection[str]) -> None:
+        for role in ("writer", "solver"):
+            if role in roles and "written" not in self.families:
+                raise ValueError(f"models.{role} is never asked: make.families has no written")
+
 
 class ScenarioRows(RowPlace):
     """Rows with tools and the wish of a user who needs them.
@@ -425,6 +442,13 @@ class ToolConversation(Kind):
         refuse_twice("source", [rows.name for rows in self.scenarios])
         if bool(self.prompts) != bool(self.settings) or not (self.prompts or self.scenarios):
             raise ValueError("make: give prompts with settings, or scenarios")
+
+    def refuse_idle(self, roles: Collection[str]) -> None:
+        if "tools" in roles and not self.scenarios:
+            raise ValueError(
+                "models.tools is never asked: tools of make.prompts run by code, and there are no "
+                "make.scenarios"
+            )
 
 
 AnyKind = Annotated[
@@ -486,6 +510,7 @@ class SynthesizeConfig(Strict, stage="synthesize"):
         missing = [role for role in required if role not in self.models]
         if missing:
             raise ValueError(f"models: {kind} needs a model as {', '.join(missing)}")
+        self.make.refuse_idle(self.models)
         if isinstance(self.make, Safety) and (self.make.grader is None) != ("judge" in self.models):
             raise ValueError("safety: give either make.grader or a model as judge")
         model_names: list[str] = []

@@ -187,7 +187,8 @@ def test_the_plan_counts_all_rounds_and_prices_them(tmp_path: Path):
     config = recipe(tmp_path, turns=3, prices={"agent": price})
     kind = open_kind(config)
     seeds = kind.seeds(tmp_path).seeds
-    asks = first_asks(kind, seeds)
+    asks = first_asks(config, kind, seeds)
+    assert not any(ask.prompt.thinking for ask in asks), "the recipe says thinking: false"
     rows = {row["role"]: row for row in plan_rows(config, kind, seeds, asks)}
     assert {role: row["completions"] for role, row in rows.items()} == {
         "user": 12,

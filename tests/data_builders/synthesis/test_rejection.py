@@ -135,7 +135,7 @@ def test_a_plan_counts_steps_of_tools_where_a_prompt_has_them_alone(tmp_path: Pa
     )
     kind = open_kind(recipe)
     seeds = kind.seeds(tmp_path).seeds
-    asks = first_asks(kind, seeds)
+    asks = first_asks(recipe, kind, seeds)
     with_tools = replace(asks[0].prompt, tools="[]", environment="tiny_world")
     asks[0] = replace(asks[0], prompt=with_tools)
     [row] = plan_rows(recipe, kind, seeds, asks)
@@ -203,3 +203,34 @@ def test_a_failed_request_is_no_row_and_ends_the_run_above_the_limit(
 def test_impossible_recipes_are_refused(make, models, words, tmp_path: Path):
     with pytest.raises(ConfigError, match=words):
         recipe_of(tmp_path / "out", make_of(tmp_path, **make), models)
+
+
+ROWS = [{"name": "rows", "path": "rows.jsonl"}]
+LONG = {"kind": "long_documents", "tokenizer": "t", "lengths": [900], "count": 1}
+PROMPTS = [
+    {
+        "name": "b",
+        "format": "environment",
+        "environment": "conversation",
+        "generated": 0,
+        "count": 3,
+    }
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "roles", "idle"),
+    [
+        ({"kind": "twin", "sources": ROWS}, ["rewriter"], "rewriter"),
+        ({"kind": "twin", "sources": ROWS}, ["solver"], "solver"),
+        (LONG, ["writer"], "writer"),
+        (
+            {"kind": "tool_conversation", "prompts": PROMPTS, "settings": [{"name": "t"}]},
+            ["user", "agent", "tools"],
+            "tools",
+        ),
+    ],
+)
+def test_a_model_that_is_never_asked_is_refused(make, roles: list[str], idle: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=rf"models\.{idle} is never asked"):
+        recipe_of(tmp_path / "out", make, {role: server(role) for role in roles})
