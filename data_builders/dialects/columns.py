@@ -71,7 +71,9 @@ _KINDS: dict[Kind, re.Pattern[str]] = {
     "tools": re.compile(r"(?:^|_)(?:tool|function|plugin|api)s?(?:_|$)"),
 }
 # a column that says whether a row belongs to some training set is no mask
-_TRAINING_SET = re.compile(r"(?:^|_)in_(?:[a-z0-9]+_)*train(?:ing|ed)?(?:_(?:set|split|data))?$")
+_TRAINING_SET = re.compile(
+    r"(?:^|(?<!include)(?<!included)(?<!use)_)in_(?:[a-z0-9]+_)*train(?:ing|ed)?(?:_(?:set|split|data))?$"
+)
 _SCHEMA = re.compile(r'"(?:parameters|input_?[sS]chema|function|functionDeclarations)"')
 _CALL = re.compile(
     r'"(?:arguments|args|functionCall|function_call|tool_?calls?|toolName|tool_name|tool_input)"'
@@ -143,20 +145,26 @@ _VERDICT = re.compile(
     r"^label$|^kto_tag$|^(?:user_|human_)?(?:feedback|votes?|thumbs?)$"
     r"|^(?:(?:is|was|answer|response|solution|output|generation|completion|final)_)*"
     r"(?:correct|safe|valid|accepted|acceptable|approved|desirable)$"
+    r"|^(?:should_)?keep$"
 )
 # columns, and keys of an answer, whose name is the bad verdict: `is_rejected: true`
 _FAULT = re.compile(
     r"^(?:(?:is|was|has|answer|response|solution|output|generation|completion|final)_)*"
     r"(?:rejected|incorrect|wrong|bad|invalid|unsafe|undesirable|deleted|retracted|discarded"
-    r"|failed|error)$"
+    r"|failed|error|garbage|hallucinated)$"
+    r"|^(?:bad|wrong|incorrect|invalid)_(?:answer|response|solution|output|completion)$"
+    r"|^(?:should_|to_)?(?:drop|discard|reject)$"
 )
 # a better version of the answer, beside the one that is read
 _CORRECTION = re.compile(
     r"^(?:edited|corrected|revised|fixed|rewritten|improved)_"
     r"(?:content|text|value|message|answer|response|output|completion)$"
 )
-# columns that say whether anybody checked an answer: an unchecked one is not a bad one
-_CHECKED = re.compile(r"^(?:(?:is|was|answer|response|solution|output)_)*verified$")
+# columns that say whether an answer was checked, or a task solved: such a row is not a bad one yet
+_CHECKED = re.compile(
+    r"^(?:(?:is|was|answer|response|solution|output|task|tests?)_)*"
+    r"(?:verified|passed|passes|resolved|solved|success(?:ful)?)$"
+)
 _BAD_VERDICTS = frozenset(
     [
         "thumbs down",
@@ -349,6 +357,8 @@ def says_answer_is_bad(name: str, value: Any) -> bool:
     if value is None or not is_verdict(name):
         return False
     word = str(value).strip().lower()
+    if word == "no" and name != "label":  # a class of questions with yes and no
+        word = "false"
     return word in ("true", "1") if _FAULT.search(_snake_case(name)) else word in _BAD_VERDICTS
 
 
@@ -360,7 +370,8 @@ def is_correction(key: str, value: Any) -> bool:
 def counted_names(path: str, value: Any) -> list[str]:
     """Names to count an unread column or key under: its path, and `path: value` if unchecked.
 
-    A column such as `verified: false` says that nobody checked the answer.
+    A column such as `verified: false` says that nobody checked the answer, `resolved: false` that
+    the task was not solved.
     """
     name = path.rpartition(".")[2]
     tells_of_check = _CHECKED.search(_snake_case(name)) is not None

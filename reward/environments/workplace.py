@@ -111,13 +111,18 @@ def _table_actions(table: str) -> list[Action]:
 
 ACTIONS = list(itertools.chain.from_iterable(map(_table_actions, COLUMNS)))
 # words of a message for a kind of change, and for the rows of a table
-_TOLD = r"(?:notified|informed)(?! you\b)|let (?!you\b|me\b)(?:\w+ ){1,8}know"
+_TOLD = (
+    r"(?:notified|informed|told|pinged|alerted|reminded)(?! you\b)|forwarded"
+    r"|let (?!you\b|me\b)(?:\w+ ){1,8}know"
+    r"|sent (?:\w+ ){0,3}(?:message|heads-up|note|memo|reminder|notice|word)s?"
+)
 _VERBS = {
     "create": "created|added|scheduled|booked|arranged|drafted|logged|set up|sent|sent out"
-    f"|e-?mailed|mailed|wrote|forwarded|{_TOLD}",
+    f"|e-?mailed|mailed|wrote|{_TOLD}",
     "update": "updated|changed|moved|rescheduled|reassigned|assigned|marked|postponed|shifted"
     "|edited|renamed|modified",
-    "delete": "deleted|removed|cancell?ed|cleared|erased|got rid of|dropped|wiped|discarded|purged",
+    "delete": "deleted|removed|cancell?ed|cleared|erased|got rid of|dropped|wiped|discarded|purged"
+    "|threw (?:out|away)|thrown (?:out|away)|tidied away",
 }
 _NOUNS = {
     # an email is the only way to tell anybody

@@ -21,12 +21,16 @@ _SIGNS = str.maketrans({
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _COMMENT = re.compile(
-    # of HTML, or hidden by it; a reference of Markdown to nowhere: [//]: # (a remark)
-    r"<!--.*?(?:-->|\Z)"
-    r"|<(\w{1,20})(?:\s[^<>]{0,200})?\s(?:hidden\b|style=[\"'][^\"'<>]{0,200}(?:display\s?:\s?none"
-    r"|visibility\s?:\s?hidden))[^<>]{0,200}>.{0,2000}?</\1>"
-    r"|^ {0,3}\[[^\]\n]{1,60}\]:[ \t]*(?:#|<#?>)(?:[ \t][^\n]*)?$",
+    # of HTML; a reference of Markdown to nowhere: [//]: # (a remark)
+    r"<!--.*?(?:-->|\Z)|^ {0,3}\[[^\]\n]{1,60}\]:[ \t]*(?:#|<#?>)(?:[ \t][^\n]*)?$",
     re.DOTALL | re.MULTILINE,
+)
+# elements of HTML that a page does not show
+_HIDDEN = re.compile(
+    r"<(template|script|style)\b[^<>]{0,200}>.{0,2000}?</\1>"
+    r"|<(\w{1,20})(?:\s[^<>]{0,200})?\s(?:hidden\b|style=[\"'][^\"'<>]{0,200}(?:display\s?:\s?none"
+    r"|visibility\s?:\s?hidden|opacity\s?:\s?0(?![.\d])))[^<>]{0,200}>.{0,2000}?</\2>",
+    re.DOTALL | re.IGNORECASE,
 )
 # the argument of a command, with one level of braces inside
 _CONTENTS = r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
@@ -46,10 +50,10 @@ _MARKUP = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|ce
 def visible(text: str) -> str:
     """The text that the reader of a rendered page sees and that is not struck out.
 
-    An answer in a comment of HTML or Markdown, in a blank of its width or under a line does not
-    count.
+    An answer in a comment of HTML or Markdown, in a hidden element, in a blank of its width or
+    under a line does not count.
     """
-    return _STRUCK.sub("", _COMMENT.sub("", text))
+    return _STRUCK.sub("", _HIDDEN.sub("", _COMMENT.sub("", text)))
 
 
 def tidy(text: str) -> str:

@@ -111,6 +111,29 @@ def measure_change(cell: Cell, change: float, *, trials: int, seed: int = 0) -> 
     return Measured(*shares, agree=agree)
 
 
+def width_exists(cell: Cell, change: float, *, trials: int, seed: int = 1) -> tuple[bool, bool]:
+    """Whether any width covers the change in 93 to 97 % of trials, chosen with the truth known.
+
+    The first is of one width for all trials, the second of one multiple of their standard errors.
+    With few questions the mean takes few values, of which one step holds more than these 4 points.
+    """
+    distances: list[float] = []
+    ratios: list[float] = []
+    for before, after in draws(cell, change, trials=trials, seed=seed):
+        changes = after - before
+        distance = round(abs(float(changes.mean()) - change), 9)
+        spread = float(changes.std(ddof=1))
+        distances.append(distance)
+        ratios.append(round(distance / spread, 9) if spread else np.inf if distance else 0.0)
+    return _reaches_the_range(distances), _reaches_the_range(ratios)
+
+
+def _reaches_the_range(distances: list[float]) -> bool:
+    _, counts = np.unique(distances, return_counts=True)
+    coverage = np.cumsum(counts) / len(distances)
+    return bool(((coverage >= 0.93) & (coverage <= 0.97)).any())
+
+
 def measure_rate(cell: Cell, *, trials: int, seed: int = 0) -> float:
     """Coverage of the interval of one checkpoint's rate."""
     first, second = DIFFICULTIES[cell.difficulty]
@@ -191,6 +214,12 @@ def main() -> None:
                 f"{least_held:.1%} ({student_least_held:.1%}), power lost at most {lost:.1%}, "
                 f"more than 5 points in {costly}"
             )
+    print("cells that no width covers in 93 to 97 %: one for all trials, multiples of their errors")
+    for questions in QUESTIONS[:4]:
+        few = [cell for cell in seen if cell.questions == questions]
+        found = [width_exists(c, d, trials=trials) for c in few for d in CHANGES]
+        missing = [sum(not row[column] for row in found) for column in (0, 1)]
+        print(f"{questions} questions: {missing[0]} and {missing[1]} of {len(found)}")
     print("rates: questions samples difficulty: coverage")
     for name, cells in (("seen", seen), ("unseen", unseen)):
         covered = [(cell, measure_rate(cell, trials=trials)) for cell in cells]

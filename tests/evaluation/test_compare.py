@@ -19,7 +19,7 @@ from posttrain.evaluation.compare import (
     rate_difference,
 )
 from posttrain.evaluation.intervals import Clustered, by_question
-from tests.evaluation.coverage import Cell, gate_verdicts, measure_change
+from tests.evaluation.coverage import Cell, gate_verdicts, measure_change, width_exists
 from tests.evaluation.scripted import record
 
 
@@ -68,6 +68,11 @@ def test_intervals_hold_the_truth_and_tests_find_it_nearly_as_often_as_student(c
     assert found.agree
     assert 0.92 <= found.coverage <= 0.995
     assert found.power >= found.student_power - 0.06
+
+
+def test_of_five_questions_with_a_sample_no_width_covers_as_often_as_it_should():
+    assert width_exists(Cell(5, 1, "hard"), 0.0, trials=1000) == (False, False)
+    assert width_exists(Cell(30, 64, "mixed"), -0.05, trials=1000) == (True, True)
 
 
 def test_a_true_loss_fails_the_gate_where_samples_are_many():

@@ -36,7 +36,7 @@ UNKNOWN = [
     {"Weight": 0}, {"unmasked": False}, {"train_detail": [{"train": False}]}, {"ignored": True},
     {"ignore": True}, {"skip": 1}, {"exclude": True}, {"labels": [-100]}, {"sample_weight": 0},
     {"weight": 0.5}, {"weight": -1}, {"loss_weight": "half"}, {"train": "yes"}, {"loss": []},
-    {"mask": 0}, {"mask": "1"}, {"stop_grad": True}, {"stopGradient": True}, {"weight": 1, "train": False}, {"weight": 0, "masked": False},
+    {"include_in_training": False}, {"mask": 0}, {"mask": "1"}, {"stop_grad": True}, {"stopGradient": True}, {"weight": 1, "train": False}, {"weight": 0, "masked": False},
 ]  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def test_what_only_sounds_like_a_mask_is_no_matter(more: dict[str, Any]) -> None
 
 @pytest.mark.parametrize(
     "more", [{"is_correct": False}, {"isCorrect": "False"}, {"is_safe": 0}, {"feedback": "👎"},
-             {"label": "wrong"}, {"response_accepted": "false"}]
+             {"label": "wrong"}, {"response_accepted": "false"}, {"is_correct": "no"}, {"keep": False}]
 )  # fmt: skip
 def test_an_answer_that_the_row_calls_bad_is_not_trained(more: dict[str, Any]) -> None:
     row = {"messages": [ASK, SAY]} | more
@@ -156,7 +156,7 @@ def test_an_answer_that_the_row_calls_bad_is_not_trained(more: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     "more", [{"is_rejected": True}, {"isIncorrect": 1}, {"response_invalid": "true"}, {"error": True},
-             {"failed": True}, {"deleted": True}]
+             {"failed": True}, {"deleted": True}, {"bad_response": True}, {"should_drop": True}]
 )  # fmt: skip
 def test_an_answer_with_a_fault_by_name_is_not_trained(more: dict[str, Any]) -> None:
     for row in ({"messages": [ASK, SAY]} | more, {"messages": [ASK, SAY | more]}):
@@ -180,7 +180,8 @@ def test_a_better_version_of_the_answer_is_not_left_out(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [{"verified": False}, {"is_verified": 0}, {"answerVerified": "false"}]
+    "more",
+    [{"verified": False}, {"is_verified": 0}, {"answerVerified": "false"}, {"resolved": False}],
 )
 def test_an_answer_that_nobody_checked_is_kept_and_listed_by_name(more: dict[str, Any]) -> None:
     [(name, value)] = more.items()

@@ -48,7 +48,7 @@ OFFICE_CLAIMS = {
                            "I've created an event to discuss it."),
     ("delete", "tasks"): ("I deleted the old tasks.", "All finished tasks have been removed.",
                           "I've cleared your tasks."),
-    ("delete", "customers"): ("I got rid of two customers.", "I removed the lost customers.", "Two customers were deleted."),
+    ("delete", "customers"): ("I threw out two customers.", "I removed the lost customers.", "Two customers were deleted."),
     ("delete", "events"): ("I cancelled your meetings.", "All events have been deleted."),
     ("delete", "emails"): ("I deleted your emails.", "Old emails were removed."),
     ("update", "customers"): ("I updated the customers, too.", "All customers have been moved to the stage won."),
