@@ -239,7 +239,8 @@ def find_list(row: Row) -> tuple[str, list[Mapping[str, Any]]] | None:
 def as_messages(value: Any) -> list[Mapping[str, Any]] | None:
     """A list of message objects from a list, its JSON text or equally long columns; or `None`.
 
-    Columns (`{"from": […], "value": […]}`) are what older `datasets` made of a list of objects.
+    Columns (`{"from": […], "value": […]}`) are what older `datasets` made of a list of objects. An
+    object that holds `messages` alone is what a column of chat rows in JSON holds.
     """
     if value is None:  # the common case: most rows fill one of three columns
         return None
@@ -248,6 +249,8 @@ def as_messages(value: Any) -> list[Mapping[str, Any]] | None:
             value = load_json(value)
         except ValueError:
             return None
+    if isinstance(value, Mapping) and value.keys() == {"messages"}:
+        value = value["messages"]
     if not isinstance(value, list) and isinstance(value, Mapping):
         lengths = {len(column) if isinstance(column, list) else -1 for column in value.values()}
         if len(lengths) != 1 or -1 in lengths:

@@ -170,6 +170,13 @@ def test_rows_of_data_designer_name_their_columns():
     )
 
 
+def test_a_column_of_data_designer_may_hold_a_chat_row_in_json():
+    messages = [{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": "42"}]
+    row = {"formatted_output": json.dumps({"messages": messages})}
+    conversation = read(row, fields={"messages": "formatted_output"})[1]
+    assert conversation.messages == (Message("user", "6*7?"), Message("assistant", "42"))
+
+
 def test_a_trace_of_data_designer_is_a_column_of_messages():
     def message(role: str, text: str, **fields: Any) -> dict[str, Any]:
         # parquet gives every message of a list the same fields
