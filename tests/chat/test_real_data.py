@@ -41,7 +41,7 @@ def records(shared: Path, name: str, most: int) -> list[Example]:
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_text_masks_and_parsing_on_real_records(shared: Path, name: str):
-    for record in records(shared, name, 25):
+    for record in records(shared, name, 12):
         samples = training_samples(record, NANO)
         expected = naive_sequences(NANO.source, record)
         assert samples

@@ -18,7 +18,9 @@ PIECES = [
     "<｜tool▁calls▁begin｜>", "<|tool_call|>", "f(x=1)", "tool_call: f\narguments: {}", "word", "漢",
     "<arg_key>", "✿FUNCTION✿", "\\", ":", ",", "...", "<name>", "example", "\ud800", "\x00",
 ]  # fmt: skip
-TEXTS = st.lists(st.sampled_from(PIECES), max_size=25).map("".join) | st.text(max_size=60)
+TEXTS = st.lists(st.sampled_from(PIECES), max_size=25).map("".join) | st.text(
+    st.characters(exclude_categories=["Cs"]), max_size=60
+)
 TOOLS = '[{"type":"function","function":{"name":"f_x","parameters":{"properties":{"a":{"type":"integer"}}}}}]'
 
 

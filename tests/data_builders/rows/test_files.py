@@ -186,9 +186,11 @@ def test_an_element_that_is_no_row_is_named_and_the_next_is_read(
             list(read_examples(config, tmp_path))
 
 
+# without a codec, whose characters Hypothesis would first find one by one
+KEYS = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=3)
 VALUES = st.recursive(
     st.none() | st.integers() | st.text(alphabet='ab"\\[]{},\n漢', max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip
 
