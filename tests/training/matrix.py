@@ -105,7 +105,7 @@ class Cells:
         if method == "dpo":
             return DpoStage(dpo.make_recipe(self.pairs, policy, out, trainer, **keys))
         keys |= {
-            "sampling": {"max_tokens": 6},
+            "sampling": {"max_tokens": 4},
             "moe": {"bias_update_rate": 0.0 if lora else 0.001},
         }
         if method == "distill":

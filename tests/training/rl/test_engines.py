@@ -59,8 +59,8 @@ Alone = Callable[..., Path]
 def make_recipe(policy: Path, out: Path, trainer: Any = None, **keys: Any) -> GroupTraining:
     """Steps of 4 prompts × 3 rollouts, which servers answer one by one, in 3 micro-batches."""
     micro = {"per_device_train_batch_size": 4, **(trainer or {})}
-    sizes = {"prompts_per_step": 4, "num_generations": 3}
-    return make_any_recipe(policy, out, micro, **sizes, **keys)
+    sizes = {"prompts_per_step": 4, "num_generations": 3, "sampling": {"max_tokens": 4}}
+    return make_any_recipe(policy, out, micro, **(sizes | keys))
 
 
 @pytest.fixture(scope="module")

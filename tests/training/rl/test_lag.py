@@ -40,7 +40,7 @@ ADAPTER: dict[str, Any] = {"adapter": {"rank": 4, "preset": "attention"}}
 def make_recipe(policy: Path, out: Path, trainer: Any = None, **keys: Any) -> GroupTraining:
     """Steps of 4 prompts × 3 rollouts in 3 micro-batches."""
     micro = {"per_device_train_batch_size": 4, **(trainer or {})}
-    sizes = {"prompts_per_step": 4, "num_generations": 3}
+    sizes = {"prompts_per_step": 4, "num_generations": 3, "sampling": {"max_tokens": 4}}
     return make_any_recipe(policy, out, micro, **sizes, **keys)
 
 
