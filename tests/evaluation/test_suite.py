@@ -115,7 +115,11 @@ class Broken(ScriptedSampler):
         return await super().sample(requests, progress=progress)
 
 
-def test_stopped_inside_a_task_of_inspect_it_goes_on_with_what_it_had(suite: Path):
+def test_stopped_inside_a_task_of_inspect_it_goes_on_with_what_it_had(
+    suite: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # to colour the traceback of each sample takes longer than the run
+    monkeypatch.setattr("inspect_ai._util.rich.rich_traceback", lambda *_, **__: "")
     out = suite / "stopped"
     broken = Broken(answer)
     with pytest.raises(DataError, match="out of memory"):
