@@ -20,7 +20,7 @@ import itertools
 import random
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -92,7 +92,7 @@ class Facts:
     """Question and its documents, before they are hidden among others.
 
     Attributes:
-        needed: documents that the answer needs.
+        needed: documents that the answer needs, at first of one sentence each.
         distractors: documents in the form of the needed ones.
         solve: computes the answer from any documents; None if they do not give one.
     """
@@ -112,6 +112,7 @@ class LongQuestion:
         tokens: tokens of all documents together.
         length: tokens that they may have.
         positions: share of the tokens that stands before each needed document, in [0, 1).
+        sentences: sentences that the answer rests on; none if a model wrote the question.
     """
 
     text: str
@@ -120,6 +121,7 @@ class LongQuestion:
     tokens: int
     length: int
     positions: tuple[float, ...]
+    sentences: tuple[str, ...] = ()
 
     def metadata(self) -> Row:
         """Metadata of the row, for an evaluation by length and position."""
@@ -183,8 +185,10 @@ class LongDocumentQuestions(SynthesisKind):
                     seed = self._draw_texts_seed(seed_id, length, rng)
                 else:
                     facts = FAMILIES[family](rng, self.config.needed)
-                    question = self._hide(facts, length=length, rng=rng)
-                    refuse_unproven(question, facts)
+                    padded = _pad_facts(facts, rng, self.config.filler)
+                    hidden = self._hide(padded, length=length, rng=rng)
+                    question = replace(hidden, sentences=facts.needed)
+                    refuse_unproven(question, padded)
                     seed = Seed(seed_id, question, _chat_example(question.text, family))
                     result.tasks.append(_task_row(seed_id, question))
             except Discarded as problem:
@@ -199,7 +203,10 @@ class LongDocumentQuestions(SynthesisKind):
         return {"generator": 1}
 
     def make(self, seed: Seed) -> Making:
-        """Have the question written, if a model is to write it; then keep a right answer to it."""
+        """Have the question written, if a model is to write it; then keep a right answer to it.
+
+        A right answer by code is kept as it is: the sentences that it rests on, then the gold.
+        """
         tasks: tuple[Row, ...] = ()
         checks = ["gold by code", "each document is needed"]
         if isinstance(seed.content, SourceTexts):
@@ -208,18 +215,20 @@ class LongDocumentQuestions(SynthesisKind):
             checks = ["solver has the gold", "and fails without any document"]
         else:
             question = cast(LongQuestion, seed.content)
+        prompt = _environment_prompt(seed, "answer", question.text, question.gold)
+        if self.config.answers_by_code:
+            text = "\n".join([*question.sentences, f"Answer: {question.gold}"])
+            messages = [*prompt.messages, Message("assistant", text)]
+            return Keep((_chat_row(seed, question, messages),), tasks=tasks, checks=tuple(checks))
         if "generator" not in self.setup.models:
             return Keep(tasks=tasks, checks=tuple(checks))
-        prompt = _environment_prompt(seed, "answer", question.text, question.gold)
         [answered] = yield from ask_usable(Ask("generator", prompt))
         [completion] = answered.completions
         [score] = yield from grade(Attempt(prompt, completion))
         yield Note("right answers", seed.id.partition("-")[0] if score.value else "wrong")
         if score.value is None or score.value < _ENVIRONMENT.passes_at:
             raise Discarded("wrong_answer", score.explanation)
-        row = chat_row(
-            [*prompt.messages, *completion.messages], gold=question.gold, **question.metadata()
-        )
+        row = _chat_row(seed, question, [*prompt.messages, *completion.messages])
         return Keep((row,), tasks=tasks, checks=(*checks, _ENVIRONMENT.name))
 
     def _write_question(
@@ -362,15 +371,22 @@ def _chat_example(text: str, family: str) -> Example:
     return make_example([Message("user", text)], source=family, dialect="plain")
 
 
+def _chat_row(seed: Seed, question: LongQuestion, messages: Sequence[Message]) -> Row:
+    metadata = _metadata(seed.id, question)
+    return chat_row(messages, gold=question.gold, **metadata)
+
+
+def _metadata(seed_id: str, question: LongQuestion) -> Row:
+    return {**question.metadata(), "family": seed_id.partition("-")[0]}
+
+
 def _task_row(seed_id: str, question: LongQuestion) -> Row:
-    family = seed_id.partition("-")[0]
-    metadata = {**question.metadata(), "family": family}
     return {
         "environment": _ENVIRONMENT.name,
         "id": seed_id,
         "question": question.text,
         "gold": question.gold,
-        "metadata": metadata,
+        "metadata": _metadata(seed_id, question),
     }
 
 
@@ -414,7 +430,7 @@ def _codes_of_towns(rng: random.Random, *, requested: int, others: int) -> Facts
     question = f"What are the access codes of {names}? Give them as a list: [1, 2]."
     if requested == 1:
         question = f"What is the access code of {names}? Give the number alone."
-    return _pad_facts(facts[:requested], facts[requested:], question, solve, rng)
+    return Facts(tuple(facts[:requested]), tuple(facts[requested:]), question, solve)
 
 
 def _multi_value(rng: random.Random, needed: int) -> Facts:
@@ -437,7 +453,7 @@ def _multi_value(rng: random.Random, needed: int) -> Facts:
         f"The documents name several access codes of {towns[0]}. Give all of them as a list: "
         "[1, 2]."
     )
-    return _pad_facts(facts[:needed], facts[needed:], question, solve, rng)
+    return Facts(tuple(facts[:needed]), tuple(facts[needed:]), question, solve)
 
 
 def _variables(rng: random.Random, needed: int) -> Facts:
@@ -471,7 +487,7 @@ def _variables(rng: random.Random, needed: int) -> Facts:
         f"Which variables have the value {requested_value}? Give the names of all of them as a "
         "list: [AAA, BBB]."
     )
-    return _pad_facts(facts[:needed], facts[needed:], question, solve, rng)
+    return Facts(tuple(facts[:needed]), tuple(facts[needed:]), question, solve)
 
 
 def _chain(rng: random.Random, needed: int) -> Facts:
@@ -498,7 +514,7 @@ def _chain(rng: random.Random, needed: int) -> Facts:
         f"{chain[0]} had the blue folder at first, and whoever gets it hands it on where a "
         "document says so. Who has it in the end? Give the name alone."
     )
-    return _pad_facts(facts, distractors, question, solve, rng)
+    return Facts(tuple(facts), tuple(distractors), question, solve)
 
 
 def _handovers(people: Sequence[str]) -> list[str]:
@@ -530,7 +546,7 @@ def _sum(rng: random.Random, needed: int) -> Facts:
         return str(sum(amounts)) if amounts else None
 
     question = f"How many crates of rope do all depots in {region} hold together?"
-    return _pad_facts(facts[:needed], facts[needed:], question, solve, rng)
+    return Facts(tuple(facts[:needed]), tuple(facts[needed:]), question, solve)
 
 
 FAMILIES: dict[str, Callable[[random.Random, int], Facts]] = {
@@ -544,26 +560,22 @@ FAMILIES: dict[str, Callable[[random.Random, int], Facts]] = {
 }
 
 
-def _pad_facts(
-    needed: Sequence[str],
-    distractors: Sequence[str],
-    question: str,
-    solve: Callable[[Sequence[str]], str | None],
-    rng: random.Random,
-) -> Facts:
+def _pad_facts(facts: Facts, rng: random.Random, most: int) -> Facts:
     """Make a document of each fact."""
-    needed_documents = tuple(_pad_fact(fact, rng) for fact in needed)
-    distractor_documents = tuple(_pad_fact(fact, rng) for fact in distractors)
-    return Facts(needed_documents, distractor_documents, question, solve)
+    needed = tuple(_pad_fact(fact, rng, most) for fact in facts.needed)
+    distractors = tuple(_pad_fact(fact, rng, most) for fact in facts.distractors)
+    return replace(facts, needed=needed, distractors=distractors)
 
 
 def _draw_towns(rng: random.Random, count: int) -> list[str]:
     return rng.sample([head + tail for head in _HEADS for tail in _TAILS], count)
 
 
-def _pad_fact(fact: str, rng: random.Random) -> str:
-    """Write a document with a fact among sentences that say nothing about it."""
-    sentences = [_draw_sentence(rng) for _ in range(rng.randint(1, 3))]
+def _pad_fact(fact: str, rng: random.Random, most: int) -> str:
+    """Write a document with a fact among 1 to `most` sentences that say nothing about it."""
+    if not most:
+        return fact
+    sentences = [_draw_sentence(rng) for _ in range(rng.randint(1, most))]
     sentences.insert(rng.randint(0, len(sentences)), fact)
     return " ".join(sentences)
 

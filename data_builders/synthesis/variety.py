@@ -13,6 +13,7 @@ from posttrain.records import Example, Message, make_example
 
 Row = dict[str, Any]
 _NEAR_DUPLICATE = 0.8  # Jaccard similarity of near duplicates; the default of build_sft
+_COMPARED = 8  # rows of one template share bands: all pairs of 20,000 would take many minutes
 _NGRAM = 4  # words of the n-grams whose distinct share is reported
 _LENGTHS = (10, 50, 90)  # percentiles
 
@@ -70,7 +71,10 @@ def variety(examples: Sequence[Example]) -> dict[str, Any]:
 
 
 def near_duplicates(records: Sequence[Shingles]) -> int:
-    """Count the records that are nearly the same as an earlier one, found by MinHash bands."""
+    """Count the records that are nearly the same as an earlier one, found by MinHash bands.
+
+    A record is compared with the few earlier ones that share most bands with it.
+    """
     if not records:
         return 0
     keys = band_keys(records)
@@ -78,11 +82,12 @@ def near_duplicates(records: Sequence[Shingles]) -> int:
     count = 0
     for row in range(len(records)):
         bands = [(band, int(key)) for band, key in enumerate(np.asarray(keys[row]))]
-        candidates: set[int] = set()
+        shared_bands: Counter[int] = Counter()
         for band in bands:
-            candidates.update(earlier[band])
+            shared_bands.update(earlier[band])
         similarities = (
-            similarity(records[row], records[candidate]) for candidate in sorted(candidates)
+            similarity(records[row], records[candidate])
+            for candidate, _ in shared_bands.most_common(_COMPARED)
         )
         if any(value >= _NEAR_DUPLICATE for value in similarities):
             count += 1

@@ -368,7 +368,10 @@ class LongDocuments(Kind):
         `solver` answers with all needed documents and not without any one.
     lengths: tokens of all documents together at most; questions take these lengths in turn.
     needed: documents that the answer depends on; one for `single_needle` and `multi_key`.
+    filler: sentences that say nothing beside each fact by code, 1 to so many; 0: facts alone.
     count: number of questions.
+    answers_by_code: rows of every question with an answer by code, in place of those that a
+        generator writes: the sentences that the answer rests on, then the line `Answer:`.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("writer", "solver", "generator")
@@ -380,19 +383,25 @@ class LongDocuments(Kind):
     families: tuple[LongFamily, ...] = ("needles", "multi_hop", "aggregation")
     lengths: tuple[int, ...] = Field(min_length=1)
     needed: int = Field(default=5, ge=1, le=20)
+    filler: int = Field(default=3, ge=0)
     count: int = Field(ge=1)
+    answers_by_code: bool = False
 
     def check(self) -> None:
         refuse_twice("source", [rows.name for rows in self.documents])
         refuse_twice("families", self.families)
+        if self.answers_by_code and "written" in self.families:
+            raise ValueError("answers_by_code: no code answers the questions of a writer")
         if "written" in self.families and not self.documents:
             raise ValueError("families: written questions need documents")
-        if min(self.lengths) < 300:
-            raise ValueError("lengths: fewer than 300 tokens hold no question")
+        if min(self.lengths) < 100:
+            raise ValueError("lengths: fewer than 100 tokens hold no question")
         if "multi_value" in self.families and self.needed == 1:
             raise ValueError("needed: multi_value asks for several codes of a town, at least 2")
 
     def refuse_idle(self, roles: Collection[str]) -> None:
+        if self.answers_by_code and "generator" in roles:
+            raise ValueError("answers_by_code: a generator would answer the same; leave one out")
         for role in ("writer", "solver"):
             if role in roles and "written" not in self.families:
                 raise ValueError(f"models.{role} is never asked: make.families has no written")

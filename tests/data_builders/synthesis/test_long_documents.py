@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import re
 from dataclasses import replace
@@ -15,6 +16,7 @@ from data_builders.synthesis.long_documents import FAMILIES, LongQuestion, refus
 from data_builders.synthesis.steps import Discarded
 from posttrain.errors import ConfigError, DataError
 from posttrain.sampling.sampler import Request
+from reward.environments.base import replay, says
 from reward.environments.long_context import LongContextEnvironment
 from tests.data_builders.small_build import build, index, write_recipe, write_tokenizer
 from tests.data_builders.synthesis import long_golds
@@ -171,6 +173,48 @@ def test_rows_of_one_length_are_chat_rows_of_a_build(
     lengths = [row["length"] for row in index(tmp_path / "sft/out")]
     assert len(lengths) == 6
     assert all(5400 < length < 6500 for length in lengths)
+
+
+def test_answers_by_code_are_right_and_say_what_they_rest_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = recipe(tmp_path, families=list(FAMILIES), count=14, answers_by_code=True)
+    rows, manifest = made(config, {}, monkeypatch)
+    assert manifest.stats["requests"] == {}
+    tasks = read_rows(tmp_path / "out/tasks.jsonl")
+    environment = LongContextEnvironment()
+    for row, task in zip(rows, tasks, strict=True):
+        user, assistant = (message["content"] for message in row["messages"])
+        assert user == task["question"]
+        prompt = environment.prompt(task)
+        completion = asyncio.run(replay(environment, prompt, says(assistant)))
+        assert asyncio.run(environment.score(prompt, completion)).value == 1
+        assert {**task["metadata"], "gold": task["gold"]}.items() <= row["metadata"].items()
+        sentences = assistant.splitlines()[:-1]
+        documents = user.split("\n\n")
+        needed = [documents[number - 1] for number in task["metadata"]["needed"]]
+        assert all(any(sentence in text for text in needed) for sentence in sentences)
+        assert all(any(sentence in text for sentence in sentences) for text in needed)
+
+
+def test_no_code_answers_for_a_writer_or_beside_a_generator(tmp_path: Path):
+    make = {"kind": "long_documents", "tokenizer": "t", "lengths": [4000], "count": 1}
+    make |= {"answers_by_code": True}
+    written = {"families": ["written"], "documents": [{"name": "x", "path": "x.jsonl"}]}
+    with pytest.raises(ConfigError, match="answers_by_code: no code answers the questions"):
+        recipe_of(tmp_path, make | written, {})
+    with pytest.raises(ConfigError, match="answers_by_code: a generator would answer the same"):
+        recipe_of(tmp_path, make, {"generator": server("sft")})
+
+
+@pytest.mark.parametrize("filler", [0, 1, 4])
+def test_facts_stand_among_so_many_sentences(tmp_path: Path, filler: int):
+    config = recipe(tmp_path, families=["multi_hop"], needed=3, filler=filler)
+    sentences: list[int] = []
+    for question in seeds_of(config).values():
+        documents = question.text.split("\n\n")
+        sentences += [documents[number - 1].count(".") - 1 for number in question.needed]
+    assert {*sentences} == ({1} if filler == 0 else {*range(2, filler + 2)})
 
 
 def test_impossible_lengths_are_refused(tmp_path: Path):
