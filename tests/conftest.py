@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import gc
-import sys
 from pathlib import Path
 
 import pytest
@@ -27,10 +25,3 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    _remember_packages()
-
-
-def _remember_packages() -> None:
-    """Have accelerate look once for each package: it reads their metadata several times a step."""
-    if imports := sys.modules.get("accelerate.utils.imports"):
-        imports._is_package_available = functools.cache(imports._is_package_available)
