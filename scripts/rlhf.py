@@ -22,8 +22,8 @@ def main(argv: list[str] | None = None) -> None:
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
     from posttrain.pages.write import TrainingPage
+    from posttrain.sampling.engines.http import check_reachable
     from posttrain.training.output import RESUME
-    from posttrain.training.rl.plan import check_reachable
     from posttrain.training.rl.stage import GroupStage, grpo_arguments, reward_loop
     from reward.judge.judge import GenRmJudge, judge_parents, open_judges
     from reward.judge.votes import VerdictCache

@@ -103,16 +103,18 @@ class DistillConfig(GroupTraining, stage="distill"):
                 )
         domains = [prompts.name for prompts in self.prompts]
         refuse_unknown("routes: there is no source", self.routes, domains)
-        routed_teachers = [*self.routes.values()]
+        for domain, name in self.routes.items():
+            refuse_unknown(f"routes.{domain}: there is no teacher", [name], [*self.teachers])
         if self.default_teacher is not None:
-            routed_teachers.append(self.default_teacher)
-        refuse_unknown("there is no teacher", routed_teachers, [*self.teachers])
+            refuse_unknown(
+                "default_teacher: there is no teacher", [self.default_teacher], [*self.teachers]
+            )
         teacher_of = self.teacher_of
         for domain in domains:
             if domain not in teacher_of:
                 raise ValueError(
-                    f"domain {domain!r} has no teacher: name one of {', '.join(self.teachers)} in "
-                    "routes, or set default_teacher"
+                    f"routes: domain {domain!r} has no teacher: name one of "
+                    f"{', '.join(self.teachers)}, or set default_teacher"
                 )
         if self.shares is not None:
             refuse_unknown("shares: there is no source", self.shares, domains)
@@ -121,15 +123,15 @@ class DistillConfig(GroupTraining, stage="distill"):
                     raise ValueError(f"shares: domain {domain!r} has none")
         for name, teacher in self.teachers.items():
             if name not in teacher_of.values():
-                raise ValueError(f"teacher {name!r} scores no domain: route one to it, or drop it")
+                raise ValueError(f"teachers.{name} scores no domain: route one to it, or drop it")
             if self.objective == "full" and teacher.server is not None:
                 raise ValueError(
-                    f"objective full needs the teacher's whole distributions, and {name!r} is "
-                    "behind a server: name its path, or use objective: sampled"
+                    f"teachers.{name}.server: objective full needs the teacher's whole "
+                    "distributions, which no server gives: name a path, or use objective: sampled"
                 )
         if self.sampling.temperature != 1.0:
             raise ValueError(
-                "sampling: temperature must be 1: teachers give log-probabilities of their own "
+                "sampling.temperature must be 1: teachers give log-probabilities of their own "
                 "distributions"
             )
         if self.simulate is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.runs import MANIFEST, STAGE, read_artifact
 
 _TRUE = ("1", "ON", "YES", "TRUE")  # values of HF_HUB_OFFLINE that huggingface_hub takes for true
@@ -35,7 +35,10 @@ def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
         raise ConfigError(f"{key}: there is no directory {path!r}, nor can that be a hub id")
     if path is not None and Path(path).is_dir() and not is_model(Path(path)):
         if any((Path(path) / name).is_file() for name in (STAGE, MANIFEST)):
-            read_artifact(path, kind="checkpoint", verify=False)
+            try:
+                read_artifact(path, kind="checkpoint", verify=False)
+            except DataError as error:
+                raise DataError(f"{key}: {error}") from error
         raise ConfigError(f"{key}: {path!r} holds no model, for it has no config.json")
     refuse_out_of_reach(path, key=key)
 

@@ -17,9 +17,10 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from posttrain.config.backend import Server
-from posttrain.errors import PosttrainError
+from posttrain.errors import ConfigError, PosttrainError
 from posttrain.sampling.cancellation import cancel_all
 from posttrain.sampling.engines.replica import (
     MAX_RETRY_PAUSE,
@@ -396,3 +397,25 @@ class Client:
         pause = min(MAX_RETRY_PAUSE, self._first_wait * 2**attempt)
         # Retry-After of the server is the lower bound
         await asyncio.sleep(max(failure.after, pause * (0.5 + jitter / 2)))
+
+
+async def check_reachable(name: str, url: str) -> None:
+    """Refuse a server that accepts no connection, before hours of work depend on it.
+
+    Args:
+        name: recipe key of the address.
+
+    Raises:
+        ConfigError: no connection within 10 seconds.
+    """
+    address = urlsplit(url)
+    port = address.port or (443 if address.scheme == "https" else 80)
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(address.hostname, port), 10)
+    except OSError as error:
+        reason = str(error) or "no connection in time"
+        raise ConfigError(
+            f"{name} {url}: nothing answers there ({reason}): start the server, or correct the "
+            "address; the same command then goes on"
+        ) from error
+    writer.close()

@@ -5,11 +5,9 @@ steps        100: 12,800 prompts drawn, 1.07 epochs, 204,800 rollouts of at most
 
 from __future__ import annotations
 
-import asyncio
 import time
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 
@@ -20,7 +18,6 @@ from posttrain.config.grpo import (
     LoraServer,
     RolloutEngine,
 )
-from posttrain.errors import ConfigError
 from posttrain.group_rewards import GroupRewards
 from posttrain.training.plan import (
     GIB,
@@ -43,28 +40,6 @@ FIRST_ROLLOUT = 16
 TOKEN_BYTES = 5
 # Kinds of sharding in which no process holds all weights
 SPLITS_WEIGHTS = ("zero3", "fsdp2")
-
-
-async def check_reachable(name: str, url: str) -> None:
-    """Refuse a server that accepts no connection, before hours of rollouts depend on it.
-
-    Args:
-        name: recipe key of the address.
-
-    Raises:
-        ConfigError: no connection within 10 seconds.
-    """
-    address = urlsplit(url)
-    port = address.port or (443 if address.scheme == "https" else 80)
-    try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(address.hostname, port), 10)
-    except OSError as error:
-        reason = str(error) or "no connection in time"
-        raise ConfigError(
-            f"{name} {url}: nothing answers there ({reason}): start the server, or correct the "
-            "address; the same command then goes on"
-        ) from error
-    writer.close()
 
 
 def make_plan(

@@ -14,17 +14,19 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.utils.save_and_load import get_peft_model_state_dict, load_peft_weights
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config.backend import Dtype, Server
 from posttrain.config.distill import TeacherConfig
 from posttrain.config.sft import ModelConfig
-from posttrain.errors import ConfigError, PosttrainError
+from posttrain.errors import ConfigError, DataError, PosttrainError
 from posttrain.hashing import sha256_file
+from posttrain.jsontext import load_json
 from posttrain.models.inference import load_for_inference, weights_digest
 from posttrain.models.load import without_zero3_init
 from posttrain.runs import MANIFEST, STAGE, Parent, parent_of, read_artifact
-from posttrain.sampling.engines.http import Client
+from posttrain.sampling.engines.http import Client, check_reachable
 from posttrain.sampling.engines.transformers import score_in_thread
 from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
@@ -32,6 +34,7 @@ from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer
 from posttrain.training.plan import GIB, FrozenModels, Line, model_size
 from posttrain.training.trainer import ADAPTER
 
+_ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 # digits, capitals, accents, another script, an emoji and code: pieces that vocabularies cut apart
 _PROBE = "Distil 3.14159 ≠ 22/7; naïve ÅNGSTRÖM, 东京 🙂\n\tdef f(x): return x ** 2"
 
@@ -204,8 +207,11 @@ class _TeacherLoader:
         # each replica is asked, since any of them may serve another model under the name
         comparisons: list[str] = []
         for url in server.urls:
+            # one that starts later would never be compared
+            asyncio.run(check_reachable(f"teachers.{name}.server.url", url))
             replica = server.model_copy(update={"url": url})
-            comparisons.append(_compare_served(name, replica, url, self.student))
+            with _naming(f"teachers.{name}.server"):
+                comparisons.append(_compare_served(replica, url, self.student))
         client = Client(server)
         self.stack.push_async_callback(client.close)
         identity: Mapping[str, Any] = {"backend": "completions", "weights": server.model}
@@ -227,15 +233,16 @@ class _TeacherLoader:
             self.teachers.lines.append(line)
             return
         self.name_of[key] = name
-        self._add_parent(f"teachers.{name}.path", path)
-        digest = weights_digest(path)
+        with _naming(f"teachers.{name}.path"):
+            self._add_parent(path)
+            digest = weights_digest(path)
+            model, newly_loaded = self._load_model(path, config.dtype)
         if adapter is not None:
             artifact = adapter.parent if adapter.name == ADAPTER else adapter
-            self._add_parent(f"teachers.{name}.adapter", str(artifact))
-            _check_base(name, artifact, path, digest)
-        model, newly_loaded = self._load_model(name, path, config.dtype)
-        if adapter is not None:
-            model = self._add_adapter(name, adapter, (_resolved(path), config.dtype))
+            with _naming(f"teachers.{name}.adapter"):
+                self._add_parent(str(artifact))
+                _check_base(artifact, adapter, path, digest)
+                model = self._add_adapter(name, adapter, (_resolved(path), config.dtype))
             digest = f"{digest}+{_adapter_digest(adapter)}"
         precision = str(model.dtype).removeprefix("torch.")
         identity = {"backend": "transformers", "weights": digest, "dtype": precision}
@@ -250,12 +257,12 @@ class _TeacherLoader:
             text += "; the student's weights: its advantages are 0 until the student has moved"
         self.teachers.lines.append((f"teacher {name}", text))
 
-    def _add_parent(self, key: str, path: str) -> None:
+    def _add_parent(self, path: str) -> None:
         """Record an artifact as a parent of the run; a directory without a manifest is none."""
         folder = Path(path)
         if (folder / STAGE).is_file() and not (folder / MANIFEST).is_file():
             raise ConfigError(
-                f"{key} {path} has no {MANIFEST}: its stage has not finished; rerun it, or name "
+                f"{path} has no {MANIFEST}: its stage has not finished; rerun it, or name "
                 "another checkpoint"
             )
         if (folder / MANIFEST).is_file():
@@ -264,7 +271,7 @@ class _TeacherLoader:
             if parent not in self.teachers.parents:
                 self.teachers.parents.append(parent)
 
-    def _load_model(self, name: str, path: str, dtype: Dtype) -> tuple[Any, bool]:
+    def _load_model(self, path: str, dtype: Dtype) -> tuple[Any, bool]:
         """Load the model of a path, unless a teacher before this one has loaded it.
 
         Returns:
@@ -273,7 +280,7 @@ class _TeacherLoader:
         key = (_resolved(path), dtype)
         if key in self.models:
             return self.models[key], False
-        vocabulary = _check_tokens(f"teachers.{name}", path, self.student)
+        vocabulary = _check_tokens(path, self.student)
         on_device_in_turns = self.in_memory is not None
         # a teacher is whole in every process, also where ZeRO-3 splits what is loaded
         with without_zero3_init():
@@ -291,15 +298,16 @@ class _TeacherLoader:
     def _add_adapter(self, name: str, adapter: Path, base: tuple[str, Dtype]) -> PeftModel:
         """Load an adapter beside the others of its base, and return the base with all of them."""
         model = self.models[base]
+        if not any((adapter / file).is_file() for file in _ADAPTER_WEIGHTS):
+            raise ConfigError(f"{adapter} holds no {_ADAPTER_WEIGHTS[0]}")
         try:
             if isinstance(model, PeftModel):
                 model.load_adapter(str(adapter), name)
             else:
                 model = PeftModel.from_pretrained(model, str(adapter), adapter_name=name)
         except (OSError, ValueError, RuntimeError, KeyError) as error:
-            raise ConfigError(
-                f"teachers.{name}.adapter {adapter}: cannot be loaded: {error}"
-            ) from error
+            raise ConfigError(f"{adapter} cannot be loaded: {_first_problem(error)}") from error
+        _check_tensors(model, name, adapter)
         model.eval().requires_grad_(False)
         self.models[base] = model
         # teachers without an adapter on this base go on through its wrapper, which switches it off
@@ -360,17 +368,68 @@ def _adapter_folder(name: str, path: str) -> Path:
     raise ConfigError(f"teachers.{name}.adapter: {path!r} holds no adapter_config.json")
 
 
-def _check_base(name: str, artifact: Path, base: str, base_digest: str) -> None:
-    """Refuse an adapter whose manifest says that it was trained on another base."""
-    if not (artifact / MANIFEST).is_file() or not (Path(base) / MANIFEST).is_file():
-        return
-    parents = read_artifact(artifact, verify=False).parents
-    bases = [parent.digest for parent in parents if parent.kind == "checkpoint"]
-    if bases and base_digest not in bases:
+@contextlib.contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Begin the message of a user's mistake inside the block with a recipe key."""
+    try:
+        yield
+    except (ConfigError, DataError) as error:
+        raise type(error)(f"{key}: {error}") from error
+
+
+def _check_base(artifact: Path, adapter: Path, base: str, base_digest: str) -> None:
+    """Refuse an adapter that was trained on another base, as far as its folder tells.
+
+    Args:
+        artifact: folder of the manifest, if there is one.
+        base: path or name on the hub of the teacher's base.
+        base_digest: digest of the base's weights.
+
+    Raises:
+        ConfigError: the manifest, or without one PEFT's file, names another base.
+    """
+    if (artifact / MANIFEST).is_file() and (Path(base) / MANIFEST).is_file():
+        parents = read_artifact(artifact, verify=False).parents
+        digests = [parent.digest for parent in parents if parent.kind == "checkpoint"]
+    else:
+        file = adapter / "adapter_config.json"
+        try:
+            config = load_json(file.read_text("utf-8"))
+        except ValueError as error:
+            raise ConfigError(f"{file} is no JSON: {error}") from error
+        trained_on = str(config.get("base_model_name_or_path"))
+        # a folder of another machine, or a name on the hub, tells nothing
+        digests = [weights_digest(trained_on)] if Path(trained_on).is_dir() else []
+    if digests and base_digest not in digests:
         raise ConfigError(
-            f"teachers.{name}: the adapter was trained on another checkpoint "
-            f"({', '.join(digest[:12] for digest in bases)}) than {base} ({base_digest[:12]})"
+            f"{adapter} was trained on another checkpoint "
+            f"({', '.join(digest[:12] for digest in digests)}) than {base} ({base_digest[:12]})"
         )
+
+
+def _check_tensors(model: PeftModel, name: str, adapter: Path) -> None:
+    """Refuse an adapter of a model with other layers, of which PEFT loads those that fit.
+
+    Raises:
+        ConfigError: its file and the model do not have the same tensors.
+    """
+    in_model = {*get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)}
+    in_file = {*load_peft_weights(str(adapter), device="cpu")}
+    differing_tensors = sorted(in_model ^ in_file)
+    if differing_tensors:
+        tensor = differing_tensors[0]
+        owner = "the file" if tensor in in_file else "the model"
+        raise ConfigError(
+            f"{adapter} is of another model: {len(differing_tensors):,} tensors are in the file or "
+            f"in the model alone, such as {tensor} in {owner}"
+        )
+
+
+def _first_problem(error: Exception) -> str:
+    """First problem of PEFT's message, which has a line for each tensor."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    mismatches = [line for line in lines if line.startswith("size mismatch")]
+    return f"it is of another model: {mismatches[0]}" if mismatches else lines[0]
 
 
 def _adapter_digest(adapter: Path) -> str:
@@ -381,11 +440,8 @@ def _adapter_digest(adapter: Path) -> str:
     return total.hexdigest()
 
 
-def _check_tokens(where: str, path: str, student: ModelConfig) -> int:
+def _check_tokens(path: str, student: ModelConfig) -> int:
     """Compare a teacher's tokenizer and chat template with the student's.
-
-    Args:
-        where: recipe key of the teacher, for messages.
 
     Returns:
         Number of rows that the teacher's embedding needs.
@@ -399,18 +455,19 @@ def _check_tokens(where: str, path: str, student: ModelConfig) -> int:
     student_ids = student_tokenizer.get_vocab()
     if teacher_ids != student_ids:
         all_tokens = {*teacher_ids, *student_ids}
-        differing_tokens = sorted(
+        differing_tokens = [
             token for token in all_tokens if teacher_ids.get(token) != student_ids.get(token)
-        )
-        token = differing_tokens[0]
+        ]
+        # a short one: some vocabularies have pages of text in a token
+        token = min(differing_tokens, key=lambda token: (len(token), token))
         raise ConfigError(
-            f"{where}: its vocabulary is not the student's: {token!r} is "
+            f"the vocabulary of {path} is not the student's: {token!r} is "
             f"{teacher_ids.get(token)} there and {student_ids.get(token)} in {student.path} "
             f"({len(differing_tokens):,} tokens differ)"
         )
     if tokenizer.chat_template != student_tokenizer.chat_template:
         raise ConfigError(
-            f"{where}: its chat template is not the student's: it was trained on prompts that "
+            f"the chat template of {path} is not the student's: it was trained on prompts that "
             "read otherwise"
         )
     return largest_id(tokenizer) + 1
@@ -420,7 +477,7 @@ def _student_tokenizer(student: ModelConfig) -> PreTrainedTokenizerBase:
     return load_any_tokenizer(str(student.path), revision=student.revision)
 
 
-def _compare_served(name: str, server: Server, url: str, student: ModelConfig) -> str:
+def _compare_served(server: Server, url: str, student: ModelConfig) -> str:
     """Compare a served model's vocabulary and template with the student's.
 
     Only what the server reveals is compared.
@@ -433,7 +490,7 @@ def _compare_served(name: str, server: Server, url: str, student: ModelConfig) -
     """
     root, served_ids = asyncio.run(_ask_server(server, url))
     if root is not None and Path(root).is_dir():
-        _check_tokens(f"teachers.{name}: {root}, which the server serves", root, student)
+        _check_tokens(root, student)
         return f"vocabulary and template of {root} are the student's"
     if served_ids is None:
         return "the server does not tell its vocabulary and template: they are not compared"
@@ -447,7 +504,7 @@ def _compare_served(name: str, server: Server, url: str, student: ModelConfig) -
             position = index
             break
     raise ConfigError(
-        f"teachers.{name}: {url} renders and tokenises a probe otherwise than the student: "
+        f"{url} renders and tokenises a probe otherwise than the student: "
         f"{len(served_ids)} ids in place of {len(student_ids)}, the first that differs is number "
         f"{position}: serve a model with the student's vocabulary and template"
     )
@@ -472,8 +529,7 @@ async def _ask_server(server: Server, url: str) -> tuple[str | None, list[int] |
         The path and the ids, each None where the server does not tell it.
     """
     client = Client(server)
-    # `/tokenize` is outside of /v1. No waiting here for a server that has not started yet: it is
-    # waited for when rollouts are scored
+    # `/tokenize` is outside of /v1; the server is there, as has been checked
     root_url = url.removesuffix("/v1")
     tokenize_client = Client(server.model_copy(update={"url": root_url, "wait": 0.0, "retries": 0}))
     try:

@@ -243,12 +243,18 @@ def test_what_a_teacher_cannot_score_is_left_out_and_counted_to_it():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"routes": {"a": "first"}}, "domain 'b' has no teacher: name one of first, second"),
-        ({"routes": {"a": "first", "b": "frist"}}, "no teacher 'frist'.*'first'"),
+        (
+            {"routes": {"a": "first"}},
+            "routes: domain 'b' has no teacher: name one of first, second",
+        ),
+        (
+            {"routes": {"a": "first", "b": "frist"}},
+            r"routes\.b: there is no teacher 'frist'.*'first'",
+        ),
         ({"routes": {"a": "first", "c": "second"}}, "routes: there is no source 'c'"),
-        ({"routes": {"a": "first", "b": "first"}}, "teacher 'second' scores no domain"),
-        ({"default_teacher": "third"}, "no teacher 'third'"),
-        ({"sampling": {"max_tokens": 8, "temperature": 0.7}}, "temperature must be 1"),
+        ({"routes": {"a": "first", "b": "first"}}, r"teachers\.second scores no domain"),
+        ({"default_teacher": "third"}, "default_teacher: there is no teacher 'third'"),
+        ({"sampling": {"max_tokens": 8, "temperature": 0.7}}, r"sampling\.temperature must be 1"),
         ({"prompts_per_step": 1}, "two prompts or more"),
         ({"teachers": {"first": {}, "second": {"path": "y"}}}, "either path or server"),
     ],
@@ -304,7 +310,7 @@ def test_a_teacher_that_reads_otherwise_than_the_student_is_refused(
     if change == "template":
         template = teacher / "chat_template.jinja"
         template.write_text(template.read_text() + "!")
-        message = "its chat template is not the student's"
+        message = "the chat template of .* is not the student's"
     elif change == "vocabulary":
         tokenizer = make_tokenizer()
         tokenizer.add_tokens(["novel"])
@@ -314,7 +320,7 @@ def test_a_teacher_that_reads_otherwise_than_the_student_is_refused(
         (teacher / "manifest.json").unlink()
         (teacher / "stage.json").touch()
         message = "has no manifest.json: its stage has not finished"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=rf"^teachers\.one\.path: .*{message}"):
         opened(policy, one=teacher)
 
 
@@ -353,7 +359,7 @@ def test_the_full_objective_is_the_reverse_kl_by_autograd(
 
 def test_the_full_objective_refuses_a_server(policy: Path, tmp_path: Path):
     server = {"server": {"url": "http://127.0.0.1:9/v1", "model": "m"}}
-    with pytest.raises(ConfigError, match="'second' is behind a server"):
+    with pytest.raises(ConfigError, match=r"teachers\.second\.server: objective full"):
         make_recipe(
             policy,
             tmp_path / "out",
@@ -449,6 +455,47 @@ def test_an_adapter_of_another_base_is_refused(policy: Path, tmp_path: Path):
         opened(policy, one={"path": str(second), "adapter": str(folder)})
     with pytest.raises(ConfigError, match=r"holds no adapter_config\.json"):
         opened(policy, one={"path": str(second), "adapter": str(first)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("layers", r"is of another model: \d+ tensors .* such as .*layers\.\d+.* in the"),
+        ("widths", r"is of another model: size mismatch for [^\n]*$"),
+        ("base", "trained on another checkpoint"),
+        ("weights", r"holds no adapter_model\.safetensors"),
+        ("config", r"adapter_config\.json is no JSON"),
+    ],
+)
+def test_an_adapter_of_peft_that_does_not_fit_its_base_is_refused(
+    policy: Path, tmp_path: Path, change: str, message: str
+):
+    """PEFT itself loads the layers that fit, and leaves others as they are at random."""
+    config = AutoConfig.from_pretrained(policy)
+    if change == "layers":
+        config.num_hidden_layers += 1
+        config.layer_types = None
+    elif change == "widths":
+        config.intermediate_size *= 2
+    other = tmp_path / "other"
+    if change == "base":
+        write_teacher(other, policy, moved=0.1)
+    else:
+        AutoModelForCausalLM.from_config(config).save_pretrained(other)
+    adapter = write_adapter(tmp_path / "adapter", other, seed=1)
+    if change in ("layers", "widths"):
+        # as a folder of another machine is
+        shutil.rmtree(other)
+    elif change == "weights":
+        (adapter / "adapter_model.safetensors").unlink()
+    elif change == "config":
+        (adapter / "adapter_config.json").write_text("{")
+    base = other if change == "weights" else policy
+    if change == "weights":
+        for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+            shutil.copy(policy / file, other / file)
+    with pytest.raises(ConfigError, match=rf"^teachers\.one\.adapter: .*{message}"):
+        opened(policy, one={"path": str(base), "adapter": str(adapter)})
 
 
 # ---- memory ----

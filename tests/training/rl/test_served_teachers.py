@@ -164,6 +164,18 @@ def test_a_server_that_tells_nothing_is_not_compared_and_the_plan_says_so(
     assert teachers.digests == {"t": "teacher"}
 
 
+def test_a_server_that_is_not_there_is_refused_before_anything_is_sampled(
+    policy: Path, tmp_path: Path
+):
+    """Started later, it would never be compared with the student."""
+    with serving(Vllm(policy).answer) as url:
+        pass
+    teacher = {"server": {"url": url, "model": "teacher", "wait": 0.0}}
+    recipe = make_recipe(policy, tmp_path, teachers={"t": teacher}, routes={"a": "t", "b": "t"})
+    with pytest.raises(ConfigError, match=rf"^teachers\.t\.server\.url {url}: nothing answers"):
+        open_teachers_of(recipe, contextlib.AsyncExitStack())
+
+
 @pytest.mark.parametrize("change", ["none", "template", "vocabulary"])
 def test_a_server_that_tokenises_is_compared_by_a_probe(policy: Path, tmp_path: Path, change: str):
     vllm = Vllm(policy)
