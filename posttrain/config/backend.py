@@ -74,7 +74,7 @@ class Server(Strict):
         request goes to the one with the fewest in flight, and one that dies is left out.
     model: name of the model on the server.
     concurrency: requests under way at a time, on each replica.
-    timeout: seconds that one attempt may take.
+    timeout: seconds that one attempt may take; an adapter is loaded in one attempt or not.
     retries: further attempts after 429, 5xx or a timeout; other failures are final.
     wait: seconds to wait for a server that refuses connections, such as one that still loads; of
         replicas, while none answers.

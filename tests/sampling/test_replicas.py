@@ -215,6 +215,22 @@ def test_a_replica_that_hangs_in_an_update_does_not_hold_up_the_others():
     assert "has missed /chat/completions (no answer 0.01 s after another replica's)" in lines[0]
 
 
+def test_a_lone_server_that_hangs_in_an_update_is_asked_once():
+    async def updated():
+        async with Stub(lambda *_: "hang") as stub:
+            client = client_of(stub.url, timeout=0.05, retries=3)
+            try:
+                await client.send("/chat/completions", {"messages": [], "seed": -1})
+            except RequestFailed as error:
+                return stub.url, str(error), seeds(stub)
+            finally:
+                await client.close()
+
+    url, message, asked = run(updated())
+    assert message == f"{url}: no answer within 0.05 s; an update is not tried again"
+    assert asked == [-1]
+
+
 def test_a_replica_returns_although_connections_are_dropped_at_the_start_of_every_step():
     """A probe that wakes with the step was cut off by it, in every step of some length."""
     returned: list[str] = []

@@ -26,6 +26,7 @@ from posttrain.sampling.engines.replica import (
     MAX_RETRY_PAUSE,
     ConnectionBroken,
     ConnectionRefused,
+    NoAnswerInTime,
     Replica,
     RequestFailed,
     ServerDown,
@@ -205,7 +206,7 @@ class Client:
     ) -> None:
         """Post to all available replicas; take out those that fail or, without `wait`, raise.
 
-        The texts of the answers are ignored. A replica that does not take it while another does, or
+        It may take each replica no longer than one attempt, `timeout`, where it hangs. The texts of the answers are ignored. A replica that does not take it while another does, or
         not within `patience` behind it, gets no more requests until `on_return` has brought it up
         to date.
 
@@ -274,6 +275,9 @@ class Client:
             try:
                 async with replica.answer(path, body):
                     return None
+            except NoAnswerInTime as failure:
+                # an update is small, and a server that hangs in it hangs in the next one too
+                return RequestFailed(f"{replica.url}: {failure}; an update is not tried again")
             except TryAgain as failure:
                 try:
                     await self._pause(failure, attempt=attempt, key=0)

@@ -52,6 +52,10 @@ class ConnectionBroken(TryAgain):
     """A connection that ended before the answer, as when its server dies."""
 
 
+class NoAnswerInTime(TryAgain):
+    """An attempt without an answer within `timeout`."""
+
+
 class UnknownModel(ConfigError):
     """The server has no such address or model, or answers from another model."""
 
@@ -148,7 +152,7 @@ class Replica:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ConnectionRefused(f"{type(error).__name__}: {error}") from error
         except TimeoutError as error:
-            raise TryAgain(f"no answer within {self._timeout:g} s") from error
+            raise NoAnswerInTime(f"no answer within {self._timeout:g} s") from error
         except aiohttp.ClientError as error:
             raise ConnectionBroken(f"{type(error).__name__}: {error}") from error
         finally:

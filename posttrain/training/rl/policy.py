@@ -272,9 +272,9 @@ class LoraServed(LiveEngine):
             await self._client.send(LOAD, _load_request(name, folder))
         except (RequestFailed, ConfigError) as error:
             raise ConfigError(
-                f"{self._server.addresses}{LOAD}: {error}. vLLM takes adapters when started with "
-                "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and must see the same "
-                f"{folder.parent}"
+                f"rollouts.url {self._server.addresses}{LOAD}: {error}. vLLM takes adapters when "
+                "started with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, and must "
+                f"see the same {folder.parent}"
             ) from error
         if replaced_name is not None:
             await self._unload(replaced_name)
