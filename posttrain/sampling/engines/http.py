@@ -206,9 +206,9 @@ class Client:
     ) -> None:
         """Post to all available replicas; take out those that fail or, without `wait`, raise.
 
-        It may take each replica no longer than one attempt, `timeout`, where it hangs. The texts of the answers are ignored. A replica that does not take it while another does, or
-        not within `patience` behind it, gets no more requests until `on_return` has brought it up
-        to date.
+        A server that hangs is waited for one `timeout`. The texts of the answers are ignored. A
+        replica that does not take it while another does, or not within `patience` behind it, gets
+        no more requests until `on_return` has brought it up to date.
 
         Args:
             wait: True to wait where all replicas refuse connections; False: none is waited for or
