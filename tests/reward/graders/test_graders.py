@@ -92,7 +92,7 @@ def test_what_stalls_is_unscored_and_the_rest_is_graded(workers: Workers):
     attempts = [Attempt(prompt_of(gold), completion_of(answer)) for gold, answer in requests]
     scores = Math(run=workers.run).grade(attempts)
     assert [score.value for score in scores] == [1.0, None, 0.0, 0.0, 0.0]
-    assert scores[1] == Score(None, "9^{9^{9^{9}}}", "unscored: stopped after 0.5 s", "timeout")
+    assert scores[1] == Score(None, "9^{9^{9^{9}}}", "unscored: stopped after 1 s", "timeout")
 
 
 def test_golds_that_cannot_be_used_are_refused(workers: Workers):

@@ -31,7 +31,7 @@ def test_answers_come_in_order_and_what_stalls_fails_or_hogs_memory_is_that_jobs
     unreadable = ("equal", ["Monday", "x"])
     results = workers.run([SAME, STALLS, DIFFERENT, unreadable, hog, SAME])
     assert [results[k].value for k in (0, 2, 5)] == [True, False, True]
-    assert results[1].problem == "stopped after 0.5 s"
+    assert results[1].problem == "stopped after 1 s"
     assert results[3] == JobResult(None, "Unreadable: Monday")
 
 
