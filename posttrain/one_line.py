@@ -194,10 +194,9 @@ class OneLine:
         if dry_run:
             [resolved] = stages
             stages = [replace(resolved, arguments=(*resolved.arguments, "--dry-run"))]
-        advice = (
-            "Rerun the same command to resume. Keys of the recipe above may follow it, such as "
-            f"{_EXAMPLE_KEYS[stage]}."
-        )
+        advice = f"Keys of the recipe above may follow the command, such as {_EXAMPLE_KEYS[stage]}."
+        if not dry_run:
+            advice = f"Rerun the same command to resume. {advice}"
         run_chain(stages, config, scripts=self.scripts, root=Path(), show=self.show, advice=advice)
 
 

@@ -81,9 +81,11 @@ def test_a_hub_model_and_a_file_become_a_checkpoint(
 
 def test_what_the_builder_refuses_is_its_own_error_and_leaves_nothing(folder: Path, capfd):
     (folder / "rows.jsonl").write_text('{"foo": 1, "bar": "x"}\n' * 20)
-    with pytest.raises(PosttrainError, match=r"stage build_sft .*stopped"):
+    with pytest.raises(PosttrainError, match=r"stage build_sft .*stopped") as stopped:
         dispatch(["sft", "--model", "model", "--data", "rows.jsonl", "--output", "runs/mine"])
     printed = "".join(capfd.readouterr())
+    assert "Rerun the same command to resume" in str(stopped.value)
+    assert "such as build_sft.sources.0.fields.prompt=question." in str(stopped.value)
     assert "not any known dialect" in " ".join(printed.split())
     assert not Path("runs/mine").exists()
 
