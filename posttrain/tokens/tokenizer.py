@@ -20,6 +20,7 @@ import numpy.typing as npt
 import tokenizers
 import transformers
 from pydantic_core import from_json
+from tokenizers import models, normalizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from posttrain.chat.profile import turn_ends
@@ -349,11 +350,10 @@ def encoder_of(
             "prepend_scheme in its tokenizer.json so that it adds none"
         )
     digest = hashlib.sha256(text.encode()).hexdigest()
-    settings = from_json(text)
-    cuts = parts_at_lines(settings)
+    cuts = parts_at_lines(copy)
     if backend == "tokenizers":
         return Encoder(copy, digest, cuts=cuts)
-    ranks = ranks_of(copy, settings)
+    ranks = ranks_of(copy, from_json(text))
     if isinstance(ranks, str):
         obstacle = ranks
     else:
@@ -381,27 +381,27 @@ def _has_same_offsets(backend: tokenizers.Tokenizer, fast: TiktokenEncoder) -> b
     return True
 
 
-def parts_at_lines(tokenizer: Mapping[str, Any]) -> bool:
+def parts_at_lines(backend: tokenizers.Tokenizer) -> bool:
     """Check that a tokenizer splits every text where `cut_lines` cuts.
 
     No match of the listed patterns holds both a line's end and the ASCII letter or digit behind it.
     Added tokens must not reach across line ends, nor take the white space beside them.
-
-    Args:
-        tokenizer: content of its `tokenizer.json`.
     """
-    for token in tokenizer["added_tokens"]:
-        if token["lstrip"] or token["rstrip"] or token["single_word"]:
+    for token in backend.get_added_tokens_decoder().values():
+        if token.lstrip or token.rstrip or token.single_word:
             return False
-        if "\n" in token["content"]:
+        if "\n" in token.content:
             return False
-    model = tokenizer["model"]
     # with dropout merges are random, and other normalisers may join what a cut parts
-    if model["type"] != "BPE" or model.get("dropout") is not None:
+    if not isinstance(backend.model, models.BPE) or backend.model.dropout is not None:
         return False
-    if tokenizer["normalizer"] not in (None, {"type": "NFC"}):
+    if not isinstance(backend.normalizer, normalizers.NFC | None):
         return False
-    return pattern_of(tokenizer["pre_tokenizer"]) in {PATTERNS[name] for name in _PART_AT_LINES}
+    if backend.pre_tokenizer is None:
+        return False
+    # the state of a part is its JSON in `tokenizer.json`
+    pattern = pattern_of(from_json(backend.pre_tokenizer.__getstate__()))
+    return pattern in {PATTERNS[name] for name in _PART_AT_LINES}
 
 
 def cut_lines(text: str) -> list[str]:
