@@ -453,6 +453,10 @@ def key_hint(
         return _did_you_mean([f"{prefix}{_last_part(beside[0])}"])
     if same_name:
         return _did_you_mean(same_name)
+    dotted = ".".join(path)
+    # the whole key of another stage is meant sooner than one here that is spelt alike
+    if stage := _stage_with(schema, dotted):
+        return f" (it is of another stage: {dotted!r} of {stage})"
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
         return _did_you_mean([f"{prefix}{close[0]}"])
     words = set(last_name.split("_"))
@@ -465,7 +469,7 @@ def key_hint(
             similar.append(key)
     if similar:
         return _did_you_mean(similar)
-    if elsewhere := _key_of_another_stage(schema, ".".join(path), last_name):
+    if elsewhere := _same_name_elsewhere(schema, last_name):
         return f" (it is of another stage: {elsewhere})"
     return nearest(name, siblings)
 
@@ -501,21 +505,29 @@ def _did_you_mean(keys: Sequence[str]) -> str:
     return f" (did you mean {' or '.join(map(repr, proposals))}?)"
 
 
-def _key_of_another_stage(schema: type[BaseModel], dotted: str, last_name: str) -> str:
-    """Find a stage that has the key, or else one that has a key of the same last name."""
+def _stage_with(schema: type[BaseModel], key: str) -> str:
+    """Name of another stage that has the dotted key, or ""."""
     from posttrain.config.schemas import stage_schemas  # it imports this module
 
-    same_name = ""
     for stage, other_schema in stage_schemas().items():
-        if other_schema is schema:
-            continue
-        keys = keys_of_recipe(other_schema)
-        if dotted in keys:
-            return f"{dotted!r} of {stage}"
-        fitting = [key for key in keys if _last_part(key) == last_name]
-        if fitting and not same_name:
-            same_name = f"{fitting[0]!r} of {stage}"
-    return same_name
+        if other_schema is not schema and key in keys_of_recipe(other_schema):
+            return stage
+    return ""
+
+
+def _same_name_elsewhere(schema: type[BaseModel], last_name: str) -> str:
+    """Key of another stage that has the same last name, with the stage, or ""."""
+    from posttrain.config.schemas import stage_schemas  # it imports this module
+
+    # every block that is one of several to choose from has a `kind`
+    if last_name == "kind":
+        return ""
+    for stage, other_schema in stage_schemas().items():
+        if other_schema is not schema:
+            for key in keys_of_recipe(other_schema):
+                if _last_part(key) == last_name:
+                    return f"{key!r} of {stage}"
+    return ""
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from posttrain.config.base import Strict
 from posttrain.config.build_dpo import BuildDpoConfig
 from posttrain.config.build_genrm import BuildGenRmConfig
 from posttrain.config.build_sft import BuildSftConfig
+from posttrain.config.dpo import DpoConfig
 from posttrain.config.eval import EvalConfig
 from posttrain.config.load import load_recipe
 from posttrain.config.recipe_files import parse_value, recipe_text
@@ -156,6 +157,8 @@ def test_keys_of_a_merged_mapping_give_way(tmp_path):
         ("eval", EvalConfig, "prices={big: {input: 1, output: 2, reasoning: 3}}", "prices.big.reasoning' .gone: reasoning costs"),
         # of another stage, which has it or had it
         ("sft", SftConfig, "chunk=64", "'chunk' .it is of another stage: 'chunk' of eval"),
+        ("dpo", DpoConfig, "max_length=512", "'max_length' .it is of another stage: 'max_length' of build_dpo"),
+        ("sft", SftConfig, "importance.kind=mask", "'importance' .valid: "),
         ("sft", SftConfig, "judge.chunk=64", "'judge' .it is of another stage"),
         ("sft", SftConfig, "limits.min_trained=0.1", "'limits' .valid: "),
         ("sft", SftConfig, "sft=runs/tiny/sft", "'sft' .valid: "),
