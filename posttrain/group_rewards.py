@@ -95,6 +95,21 @@ class GroupRewards:
         return [total_credit(credit) for credit in self.rewards]
 
 
+def group_rewards_from_row(row: Mapping[str, Any]) -> GroupRewards:
+    """Inverse of `dataclasses.asdict` and JSON, for rewards without failures."""
+    assert not row["failures"], "rewards with failures are asked for again"
+    rewards = [tuple(value) if isinstance(value, list) else value for value in row["rewards"]]
+    return GroupRewards(
+        rewards=tuple(rewards),
+        parts={name: tuple(values) for name, values in row["parts"].items()},
+        judgements=tuple(row["judgements"]),
+        counts=row["counts"],
+        requests=row["requests"],
+        domain=row["domain"],
+        seconds=tuple(row["seconds"]),
+    )
+
+
 class GroupReward(Protocol):
     """Rewards whole groups. Every group of a step that a process holds comes in one call."""
 
@@ -147,4 +162,13 @@ class EarlyGroupReward(Protocol):
         Returns:
             The tasks of this work, as for `EarlyReward.begin`.
         """
+        ...
+
+
+@runtime_checkable
+class CheckpointedReward(Protocol):
+    """A reward that keeps what servers have answered on disk, for a resumed run."""
+
+    def on_checkpoint(self) -> None:
+        """Drop what no checkpoint needs. Called in every process while one is written."""
         ...

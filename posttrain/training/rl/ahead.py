@@ -2,32 +2,35 @@
 
 With lag 1 the rollouts of step k come from the weights after step k − 2, whatever the timing: in
 this process they are sampled before step k − 1 trains, on a server while it does. A checkpoint
-holds them, so that a resumed run samples none of them again.
+holds them with their rewards, so that a resumed run samples and judges none of them again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from posttrain.errors import DataError
-from posttrain.group_rewards import Group, GroupRewards
+from posttrain.group_rewards import Group, GroupRewards, group_rewards_from_row
+from posttrain.jsontext import jsonl_rows, row_line
 from posttrain.rollouts import Prompt, completion_from_row, completion_to_row
-from posttrain.sampling.generate import row_line
 
 
 @dataclass(frozen=True, slots=True)
 class SampledGroups:
-    """Groups of a step, and their rewards unless these must wait for the step itself."""
+    """Groups of a step.
+
+    Attributes:
+        rewards: Rewards of each group; None where they are still to be asked for.
+    """
 
     groups: list[Group]
-    rewards: list[GroupRewards] | None = None
+    rewards: list[GroupRewards | None]
 
 
 Sampling = Coroutine[Any, Any, SampledGroups]
@@ -107,31 +110,36 @@ class AheadRollouts:
     # ---- checkpoints ----
 
     def save(self, file: Path) -> None:
-        """Write the rollouts of the next step once they are finished; after the last step, nothing.
+        """Write the rollouts of the next step and their rewards; after the last step, nothing.
 
-        Rewards are not written: they depend on the rollouts and the step alone.
+        Waits until they are sampled and, where the reward needs no policy, rewarded.
         """
         self.wait()
         if self._sampled is None:
             return
         rows: list[dict[str, Any]] = []
-        for group in self._sampled.groups:
+        for group, rewards in zip(self._sampled.groups, self._sampled.rewards, strict=True):
             completions = [completion_to_row(completion) for completion in group.completions]
             row = {"step": self._step, "prompt": group.prompt.id, "completions": completions}
+            # what failed is asked for again: kept failures would stop a run that is resumed because
+            # there were too many of them
+            if rewards is not None and not rewards.failures:
+                row["rewards"] = asdict(rewards)
             rows.append(row)
         file.write_text("".join(map(row_line, rows)), "utf-8")
 
     def load(self, file: Path, *, step: int, prompts: Mapping[str, Prompt]) -> None:
-        """Load the rollouts of a step, from 0, out of a checkpoint's file.
+        """Load the rollouts of a step, from 0, and their rewards out of a checkpoint's file.
 
         Raises:
             DataError: the file holds rollouts of another step.
         """
-        rows = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
         groups: list[Group] = []
-        for row in rows:
+        rewards: list[GroupRewards | None] = []
+        for row in jsonl_rows(file.read_text("utf-8")):
             if row["step"] != step:
                 raise DataError(f"{file} holds rollouts of step {row['step'] + 1}, not {step + 1}")
             completions = [completion_from_row(completion) for completion in row["completions"]]
             groups.append(Group(prompts[row["prompt"]], tuple(completions)))
-        self.put(step, SampledGroups(groups))
+            rewards.append(group_rewards_from_row(row["rewards"]) if "rewards" in row else None)
+        self.put(step, SampledGroups(groups, rewards))

@@ -224,16 +224,23 @@ class StepMaker:
             if sampled is None:
                 # a collective: entered also by a process that has nothing to refill
                 with self.engine.current(number):
-                    sampled = SampledGroups(run(self._roll_out_and_begin(number, drawn)))
+                    groups = run(self._roll_out_and_begin(number, drawn))
+                sampled = SampledGroups(groups, [None] * len(groups))
         if not drawn:
             return []
         groups = sampled.groups
-        rewards = sampled.rewards
-        if rewards is None:
+        # all of them, or after a resume those that a checkpoint did not keep
+        unrewarded = [
+            group for group, kept in zip(groups, sampled.rewards, strict=True) if not kept
+        ]
+        new_rewards: list[GroupRewards] = []
+        if unrewarded:
             # a reward that scores the policy takes the weights before the step, also with lag
             weights = whole_weights(self.trainer) if self.scores_policy else nullcontext()
             with self.clock.part("reward"), weights:
-                rewards = run(self._reward(number, groups))
+                new_rewards = run(self._reward(number, unrewarded))
+        remaining_rewards = iter(new_rewards)
+        rewards = [kept or next(remaining_rewards) for kept in sampled.rewards]
         positions = [prompt.position for prompt in drawn]
         scored = with_advantages(positions, groups, rewards, self.recipe.loss)
         # only dynamic sampling has several rounds, and only it drops groups
@@ -288,9 +295,10 @@ class StepMaker:
 
         async def sample() -> SampledGroups:
             groups = await self._roll_out_and_begin(number, local_prompts)
-            # the policy is scored with the weights before the step, which do not exist yet
-            rewards = None if self.scores_policy else await self._reward(number, groups)
-            return SampledGroups(groups, rewards)
+            if self.scores_policy:
+                # it is scored with the weights before the step, which do not exist yet
+                return SampledGroups(groups, [None] * len(groups))
+            return SampledGroups(groups, [*await self._reward(number, groups)])
 
         if self.engine.beside:
             # the engine takes its weights here, before the current step changes the trainer's

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from posttrain.config.grpo import GroupTraining
 from posttrain.config.load import validate
 from posttrain.config.rlvr import RlvrConfig
 from posttrain.errors import ConfigError, TrainingError
-from posttrain.group_rewards import Group, GroupRewards
+from posttrain.group_rewards import Failure, Group, GroupRewards
+from posttrain.training.rl.ahead import AheadRollouts, SampledGroups
 from posttrain.training.rl.stage import GroupStage
 from tests.training.forks import forked
 from tests.training.rl.policy import (
@@ -28,6 +31,7 @@ from tests.training.rl.policy import (
 )
 from tests.training.rl.policy import make_recipe as make_any_recipe
 from tests.training.rl.servers import policy_server
+from tests.training.rl.test_batch import completion, step
 from tests.training.tiny import rollout_groups
 
 PROMPTS = make_prompts(24)
@@ -108,21 +112,27 @@ def outcome(out: Path) -> tuple[bytes, list[bytes]]:
 
 
 class Dying(Scripted):
-    """Kills the process while it rewards a batch, counted from 0."""
+    """Kills the process while it rewards a batch, counted from 0; lists the batches before."""
 
-    def __init__(self, batch: int | None) -> None:
+    def __init__(self, batch: int | None, rewarded: Path) -> None:
         super().__init__(words_of)
         self.batch = batch
+        self.rewarded = rewarded
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
         if len(self.requests) == self.batch:
             os.kill(os.getpid(), signal.SIGKILL)
+        with self.rewarded.open("a") as file:
+            file.write(f"{seed} {[group.prompt.id for group in groups]}\n")
         return await super().reward(groups, seed=seed)
 
 
 def run(recipe: GroupTraining, batch: int | None = None, *, processes: int = 1) -> list[int]:
+    out = Path(recipe.out)
+
     def stage() -> None:
-        GroupStage(recipe, prompts=PROMPTS, reward=Dying(batch)).run(dry_run=False)
+        reward = Dying(batch, out.with_suffix(".rewarded"))
+        GroupStage(recipe, prompts=PROMPTS, reward=reward).run(dry_run=False)
 
     return forked(stage, processes=processes, check=batch is None).codes
 
@@ -145,6 +155,37 @@ def test_a_run_that_is_killed_ends_with_the_same_weights(
         assert -signal.SIGKILL in run(killed, batch, processes=processes)
     run(killed, processes=processes)
     assert outcome(tmp_path / "killed") == outcome(tmp_path / "whole")
+    # a checkpoint has the rewards of the rollouts that it holds
+    rewarded = [(tmp_path / f"{name}.rewarded").read_text() for name in ("killed", "whole")]
+    if processes == 1:
+        assert rewarded[0] == rewarded[1]
+
+
+def test_a_checkpoint_keeps_rollouts_and_rewards_but_no_failures(tmp_path: Path):
+    prompts = {prompt.id: prompt for prompt in PROMPTS[:3]}
+    groups: list[Group] = []
+    for prompt in prompts.values():
+        # U+2028 ends a line for `str.splitlines`, and for JSON it is a letter
+        rollouts = (completion(0, replace(step((10, 11)), text="w1\u2028w2")), completion(1))
+        groups.append(Group(prompt, rollouts))
+    tokens = GroupRewards(
+        ((0.1, -0.2), None),
+        {"reverse_kl": (0.05, None)},
+        judgements=({"of": 0, "text": "\ud800"},),
+        counts={"teacher_failed": 0},
+        requests=2,
+        domain="a",
+        seconds=(0.1, 0.3),
+    )
+    failed = GroupRewards((1.0, None), requests=2, failures=(Failure("timeout", "late"),))
+    file = tmp_path / "rollouts.jsonl"
+    with asyncio.Runner() as runner:
+        ahead = AheadRollouts(runner)
+        ahead.put(4, SampledGroups(groups, [tokens, None, failed]))
+        ahead.save(file)
+        resumed = AheadRollouts(runner)
+        resumed.load(file, step=4, prompts=prompts)
+        assert resumed.take(4) == SampledGroups(groups, [tokens, None, None])
 
 
 def test_a_server_samples_beside_the_training_what_would_be_sampled_in_process(
