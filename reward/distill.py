@@ -13,7 +13,7 @@ import asyncio
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posttrain.errors import TrainingError
@@ -33,6 +33,7 @@ class DistillationReward:
         teachers: scorers of the teachers, by name; two names of one checkpoint may share one.
         teacher_of: source → name of its teacher.
         max_failure_rate: largest share of a domain's rollouts in a step without a score.
+        on_checkpoint: called in every process while a checkpoint is written.
     """
 
     def __init__(
@@ -41,10 +42,12 @@ class DistillationReward:
         *,
         teacher_of: Mapping[str, str],
         max_failure_rate: float,
+        on_checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         self._teachers = teachers
         self._teacher_of = teacher_of
         self._max_failure_rate = max_failure_rate
+        self.on_checkpoint = on_checkpoint
         self._policy: Scorer | None = None
         # rollouts that are not rewarded yet with their tasks, by the identity of the completion,
         # which is kept beside its task so that no other completion can have it
@@ -117,7 +120,7 @@ class DistillationReward:
         credits: dict[RolloutPlace, Credit | Failure] = {}
         scored: list[int] = []
         for number, (place, request) in enumerate(zip(places, requests, strict=True)):
-            problem = _scoring_problem(teacher_outputs[number], request)
+            problem = scoring_problem(teacher_outputs[number], request)
             if problem is None:
                 scored.append(number)
             else:
@@ -181,7 +184,7 @@ def score_request(completion: Completion) -> ScoreRequest:
     return ScoreRequest((*completion.prompt_ids, *ids), (*prompt_mask, *written))
 
 
-def _scoring_problem(output: ScoreOutput, request: ScoreRequest) -> str | None:
+def scoring_problem(output: ScoreOutput, request: ScoreRequest) -> str | None:
     """Reason why a teacher's scores cannot be trained on; None where they can."""
     if output.error is not None:
         return output.error

@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.training.rl.stage import GroupStage, grpo_arguments, reward_loop
     from posttrain.training.rl.teachers import open_teachers
     from reward.distill import DistillationReward
+    from reward.kept_scores import KeptScorer, ScoreStore
 
     simulation = None
     if recipe.simulate is not None:
@@ -87,9 +88,26 @@ def main(argv: list[str] | None = None) -> None:
             frozen=teachers.frozen,
         )
 
+        def keep_scores(process: int) -> None:
+            if all(teacher.batched for teacher in teachers.scorers.values()):
+                return
+            store = ScoreStore(out / RESUME / "scores" / f"process-{process}")
+            stack.callback(store.close)
+            scorers = {
+                name: teacher if teacher.batched else KeptScorer(teacher, store)
+                for name, teacher in teachers.scorers.items()
+            }
+            stage.reward = DistillationReward(
+                scorers,
+                teacher_of=recipe.teacher_of,
+                max_failure_rate=recipe.max_failure_rate,
+                on_checkpoint=store.begin_file,
+            )
+
         stage.run(
             dry_run=options.dry_run,
             page=TrainingPage(out),
+            on_open=keep_scores,
             check_inputs=lambda: plan.check_inputs(out, parents),
         )
 

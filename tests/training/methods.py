@@ -175,6 +175,7 @@ def arm(method: str, moment: str, reward: Mortal) -> None:
     from posttrain.training.rl import trainer as rl
     from posttrain.training.sft.trainer import PackedSFTTrainer
     from reward.judge.votes import VerdictCache
+    from reward.kept_scores import ScoreStore
 
     if method == "dpo":
         reference.SHARD_PAIRS = 16  # several shards of these few pairs
@@ -209,6 +210,7 @@ def arm(method: str, moment: str, reward: Mortal) -> None:
         "train": (rl.GroupTrainer, "compute_loss", lambda s, *_, **__: at_step(s) and s._current.ratios),
         "write": (rl, "write_part", half),
         "votes": (VerdictCache, "add", lambda *_, **__: votes.append(1) or len(votes) > at),
+        "scores": (ScoreStore, "add", lambda *_, **__: votes.append(1) or len(votes) > at),
         # it is written, and no step is made
         "plan": (stage.TrainingStage, "train", lambda *_, **__: True),
         "finish": (stage, "write_card", lambda *_, **__: True),

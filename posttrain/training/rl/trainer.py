@@ -22,6 +22,7 @@ from trl.trainer.utils import use_adapter
 
 from posttrain.config.grpo import GroupTraining
 from posttrain.errors import ConfigError, TrainingError
+from posttrain.group_rewards import CheckpointedReward
 from posttrain.tokens.encode import IGNORED
 from posttrain.training.moe import ExpertBias
 from posttrain.training.output import StepLines
@@ -163,6 +164,9 @@ class GroupTrainer(Resumable, GRPOTrainer):
         """Write the rollouts of the next step, where the run samples ahead."""
         if self.recipe.rollouts.lag:
             self.steps.ahead.save(self._sampled_file(checkpoint))
+        # nothing is scored any more beside the training
+        if isinstance(self.rollouts.reward, CheckpointedReward):
+            self.rollouts.reward.on_checkpoint()
 
     def restore_parts(self, checkpoint: Path, *, step: int) -> None:
         """Load the rollouts of the next step, where the run samples ahead."""

@@ -83,6 +83,20 @@ def test_killed_while_it_judges_it_asks_for_what_is_missing_and_ends_the_same(
     assert scored > 40
 
 
+def test_with_lag_a_killed_run_asks_its_judge_nothing_twice(recipe_file: Path, tmp_path: Path):
+    """Killed while step 2 trains; step 3 has been judged, behind the last checkpoint."""
+    keys = ("rollouts={engine: in_process, lag: 1}",)
+    with judge_server() as (url, requests):
+        run(recipe_file, url, tmp_path / "whole", *keys)
+        undisturbed = sorted(requests)
+        requests.clear()
+        out = tmp_path / "killed"
+        assert run(recipe_file, url, out, *keys, killed="train:1", check=False).codes == [-9]
+        run(recipe_file, url, out, *keys)
+    assert sorted(requests) == undisturbed
+    assert read_artifact(out).digest == read_artifact(tmp_path / "whole").digest
+
+
 def test_a_judge_that_mostly_fails_stops_the_run(recipe_file: Path, tmp_path: Path):
     with judge_server(failing=154) as (url, _):
         failed = run(recipe_file, url, tmp_path / "out", check=False)

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM
 
 from posttrain.config.backend import Server
 from posttrain.errors import ConfigError
+from posttrain.runs import read_artifact
 from posttrain.sampling.engines.http import Client
 from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import ScoreOutput, ScoreRequest
 from posttrain.training.rl.teachers import Teachers
-from tests.training.rl.distilling import make_recipe, open_teachers_of
+from reward.kept_scores import KeptScorer, ScoreStore
+from tests.training.rl.conftest import command
+from tests.training.rl.distilling import make_recipe, open_teachers_of, write_teacher
+from tests.training.rl.policy import make_prompts, raw_recipe
 from tests.training.rl.servers import serving
 from tests.training.tiny import make_tokenizer
 
@@ -207,3 +215,114 @@ def test_a_server_that_names_its_folder_is_compared_by_its_tokenizer(policy: Pat
         tokenizer.save_pretrained(folder)
         with pytest.raises(ConfigError, match=r"'novel' is \d+ there and None"):
             open_()
+
+
+# ---- killed and started again ----
+
+
+def write_recipe(root: Path, policy: Path) -> Path:
+    """4 steps of 8 prompts, resumable after each, with one teacher for all of them."""
+    questions = root / "questions.jsonl"
+    texts = dict.fromkeys(prompt.messages[0].content for prompt in make_prompts(40))
+    questions.write_text(
+        "".join(json.dumps({"question": text, "answer": "x"}) + "\n" for text in texts)
+    )
+    source = {"format": "question", "grader": None, "path": str(questions), "name": "a"}
+    trainer = {"max_steps": 4, "save_steps": 1, "per_device_train_batch_size": 4}
+    raw = raw_recipe(policy, Path("unset"), trainer) | {
+        "num_generations": 1,
+        "prompts_per_step": 8,
+        "prompts": [source],
+        "settings": [{"name": "plain", "thinking": 0.0}],
+        "teachers": {
+            "t": {"server": {"url": "unset", "model": "teacher", "concurrency": 2, "wait": 0.0}}
+        },
+        "default_teacher": "t",
+    }
+    recipe = root / "distill.yaml"
+    recipe.write_text(yaml.safe_dump(raw))
+    return recipe
+
+
+@pytest.mark.parametrize(
+    ("lag", "moment", "in_flight"),
+    # while step 2 trains, with all scores of lag 1 for step 3; when an answer has arrived, and two
+    # more are under way
+    [(0, "train:1", 0), (1, "train:1", 0), (0, "scores:12", 3), (1, "scores:21", 3)],
+)
+def test_a_killed_run_asks_its_teacher_nothing_twice(
+    policy: Path, tmp_path: Path, lag: int, moment: str, in_flight: int
+):
+    recipe = write_recipe(tmp_path, policy)
+    teacher = write_teacher(tmp_path / "teacher", policy, moved=0.1)
+    vllm = Vllm(teacher)
+
+    def prompts_asked() -> Counter[tuple[int, ...]]:
+        return Counter(tuple(body["prompt"]) for body in vllm.bodies)
+
+    with serving(vllm.answer) as url:
+        keys = (f"teachers.t.server.url={url}", f"rollouts={{engine: in_process, lag: {lag}}}")
+        command("distill", recipe, f"out={tmp_path / 'whole'}", *keys)
+        undisturbed = prompts_asked()
+        vllm.bodies.clear()
+        out = f"out={tmp_path / 'killed'}"
+        killed = command("distill", recipe, out, *keys, killed=moment, check=False)
+        assert killed.codes == [-9]
+        assert 0 < len(vllm.bodies) < undisturbed.total()
+        command("distill", recipe, out, *keys)
+    assert undisturbed.total() == 4 * 8
+    asked_again = prompts_asked() - undisturbed
+    assert asked_again.total() <= in_flight
+    assert prompts_asked() - asked_again == undisturbed
+    artifacts = [read_artifact(tmp_path / name).digest for name in ("whole", "killed")]
+    assert artifacts[0] == artifacts[1]
+
+
+def test_scores_of_three_checkpoints_stay_and_a_half_written_line_is_asked_for_again(
+    tmp_path: Path,
+):
+    store = ScoreStore(tmp_path)
+    for number in range(5):
+        store.add(f"key-{number}", ScoreOutput((-0.1, -number / 3)))
+        store.begin_file()
+    store.add("last", ScoreOutput((-0.7,)))
+    store.close()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [f"scores-0000{number}.jsonl" for number in (4, 5, 6)]
+    files[-1].write_bytes(files[-1].read_bytes() + b'{"key":"half","logps":[-0.')
+    reopened = ScoreStore(tmp_path)
+    kept = {key: reopened.get(key) for key in ("key-2", "key-3", "key-4", "last", "half")}
+    assert kept == {
+        "key-2": None,
+        "key-3": ScoreOutput((-0.1, -1.0)),
+        "key-4": ScoreOutput((-0.1, -4 / 3)),
+        "last": ScoreOutput((-0.7,)),
+        "half": None,
+    }
+    # it goes on behind the last whole line
+    reopened.add("next", ScoreOutput((-0.2,)))
+    reopened.begin_file()
+    assert reopened.get("key-3") is None
+    reopened.close()
+    again = ScoreStore(tmp_path)
+    assert (again.get("last"), again.get("next")) == (ScoreOutput((-0.7,)), ScoreOutput((-0.2,)))
+    again.close()
+
+
+def test_a_score_that_is_no_use_is_not_kept(tmp_path: Path):
+    class Failing:
+        batched = False
+        identity = {"weights": "teacher"}  # noqa: RUF012
+
+        async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
+            assert len(requests) == 1
+            return [outputs.pop(0)]
+
+    good = ScoreOutput((-0.5, -0.25))
+    outputs = [ScoreOutput((), error="gone"), ScoreOutput((-0.5, -math.inf)), good]
+    request = REQUESTS[0]
+    for expected in (*outputs, good):
+        # as processes one after the other
+        store = ScoreStore(tmp_path)
+        assert asyncio.run(KeptScorer(Failing(), store).score([request])) == [expected]
+        store.close()
