@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> None:
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
     from posttrain.pages.write import TrainingPage
-    from posttrain.sampling.engines.http import check_reachable
+    from posttrain.sampling.engines.http import wait_for_servers
     from posttrain.training.output import RESUME
     from posttrain.training.rl.stage import GroupStage, grpo_arguments, reward_loop
     from reward.judge.judge import GenRmJudge, judge_parents, open_judges
@@ -56,9 +56,8 @@ def main(argv: list[str] | None = None) -> None:
         def keep_verdicts(process: int) -> None:
             for number, judge in enumerate(recipe.judge.models):
                 if isinstance(judge.backend, Server):
-                    key = f"judge.models.{number}.backend.url"
-                    for url in judge.backend.urls:
-                        runner.run(check_reachable(key, url))
+                    key = f"judge.models.{number}.backend"
+                    runner.run(wait_for_servers(key, judge.backend))
             # verdicts are kept for a resumed run, or shared with whoever asks the same
             shared = recipe.judge.cache
             folder = shared or out / RESUME / "judgements" / f"process-{process}"

@@ -37,6 +37,8 @@ class Stub:
         context: int | None = None,
     ) -> None:
         self.context = context
+        # a status in place of the list of models
+        self.models_trouble: Callable[[], int | None] = lambda: None
         self.trouble, self.gate, self.length = trouble, gate, length
         self.asked: Counter[str] = Counter()
         self.bodies: list[dict[str, Any]] = []
@@ -88,6 +90,9 @@ class Stub:
         return body
 
     async def models(self, _request: web.Request) -> web.StreamResponse:
+        status = self.models_trouble()
+        if status is not None:
+            return web.Response(status=status)
         stated = {} if self.context is None else {"max_model_len": self.context}
         return web.json_response({"data": [{"id": "m", **stated}]})
 

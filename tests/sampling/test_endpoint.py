@@ -11,7 +11,12 @@ import pytest
 from posttrain.config.backend import ChatBackend
 from posttrain.errors import ConfigError
 from posttrain.rollouts import Parameters
-from posttrain.sampling.engines.http import Client, RequestFailed, ServerDown
+from posttrain.sampling.engines.http import (
+    Client,
+    RequestFailed,
+    ServerDown,
+    wait_for_servers,
+)
 from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import Budget, EngineRequest
 from tests.sampling.stub_server import CLOSE, END, Stub
@@ -134,6 +139,77 @@ def test_a_server_that_stays_away_ends_all_requests_together():
     with pytest.raises(ServerDown, match=r"refused connections for 0\.02 s \(backend\.wait\)"):
         asyncio.run(run())
     assert len(lines) == 1
+
+
+@pytest.mark.parametrize("loading", ["refuses", "answers 503"])
+def test_before_a_run_a_server_that_loads_is_waited_for(loading: str):
+    lines: list[str] = []
+    asked = []
+
+    async def run() -> None:
+        stub = Stub()
+        stub.port = free_port()
+
+        def starting() -> int | None:
+            asked.append(1)
+            return 503 if loading == "answers 503" and len(asked) < 4 else None
+
+        stub.models_trouble = starting
+        url = f"http://127.0.0.1:{stub.port}/v1"
+        waiting = asyncio.ensure_future(
+            wait_for_servers(
+                "teachers.t.server", backend(url, wait=30), first_wait=0.001, tell=lines.append
+            )
+        )
+        while loading == "refuses" and not lines:
+            await asyncio.sleep(0)
+        async with stub:
+            await waiting
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+    assert asked
+    assert len(lines) == 1
+    assert lines[0].endswith("waiting up to 30 s for it to start (teachers.t.server.wait)")
+
+
+def test_before_a_run_no_server_is_waited_for_longer_than_the_recipe_says():
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    lines: list[str] = []
+    waiting = wait_for_servers("a.server", backend(url, wait=0.02), tell=lines.append)
+    with pytest.raises(
+        ConfigError, match=rf"^a\.server\.url {url}: nothing .* for 0\.02 s \(a\.server\.wait\)"
+    ):
+        asyncio.run(waiting)
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "model", "message"),
+    [
+        (401, "m", r"it refuses the key \(status 401\)"),
+        (403, "m", r"it refuses the key \(status 403\)"),
+        (None, "n", "it has no model 'n'; it lists m"),
+        # a server without a list
+        (404, "n", None),
+    ],
+)
+def test_before_a_run_what_no_waiting_mends_is_refused_at_once(
+    status: int | None, model: str, message: str | None
+):
+    def never(line: str) -> None:
+        raise AssertionError(f"waited: {line}")
+
+    async def run() -> None:
+        async with Stub() as stub:
+            stub.models_trouble = lambda: status
+            server = backend(stub.url).model_copy(update={"model": model})
+            await wait_for_servers("a.server", server, tell=never)
+
+    if message is None:
+        asyncio.run(run())
+        return
+    with pytest.raises(ConfigError, match=rf"^a\.server\.url http\S+: {message}"):
+        asyncio.run(run())
 
 
 def test_an_order_to_a_server_is_given_again_and_a_server_that_starts_is_waited_for():

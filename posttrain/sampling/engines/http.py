@@ -17,11 +17,10 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 from posttrain.config.backend import Server
 from posttrain.errors import ConfigError, PosttrainError
-from posttrain.sampling.cancellation import cancel_all
+from posttrain.sampling.cancellation import cancel_all, gather_or_cancel
 from posttrain.sampling.engines.replica import (
     MAX_RETRY_PAUSE,
     ConnectionBroken,
@@ -403,23 +402,55 @@ class Client:
         await asyncio.sleep(max(failure.after, pause * (0.5 + jitter / 2)))
 
 
-async def check_reachable(name: str, url: str) -> None:
-    """Refuse a server that accepts no connection, before hours of work depend on it.
+async def wait_for_servers(
+    key: str,
+    server: Server,
+    *,
+    first_wait: float = 0.5,
+    tell: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> None:
+    """Wait until all replicas have started, before hours of work depend on them.
 
     Args:
-        name: recipe key of the address.
+        key: recipe key of the server's block.
+        first_wait: seconds between the first two probes of a replica; later pauses grow.
+        tell: prints a line about a replica that is waited for.
 
     Raises:
-        ConfigError: no connection within 10 seconds.
+        ConfigError: a replica has not started within `wait`, refuses the key, or lists its models
+            and lacks this one.
     """
-    address = urlsplit(url)
-    port = address.port or (443 if address.scheme == "https" else 80)
+    headers = key_headers(server.api_key_env)
+    await gather_or_cancel(
+        _wait_for_start(Replica(url, server, headers=headers), key, server, first_wait, tell)
+        for url in server.urls
+    )
+
+
+async def _wait_for_start(
+    replica: Replica, key: str, server: Server, first_wait: float, tell: Callable[[str], None]
+) -> None:
+    """Probe one replica until it has started."""
+    end = time.monotonic() + server.wait
+    pause = first_wait
+    is_told = False
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(address.hostname, port), 10)
-    except OSError as error:
-        reason = str(error) or "no connection in time"
-        raise ConfigError(
-            f"{name} {url}: nothing answers there ({reason}): start the server, or correct the "
-            "address; the same command then goes on"
-        ) from error
-    writer.close()
+        while not await replica.has_started(server.model):
+            remaining = end - time.monotonic()
+            if remaining <= 0:
+                raise ConfigError(
+                    f"nothing answers there for {server.wait:g} s ({key}.wait): start the server, "
+                    "or correct the address; the same command then goes on"
+                )
+            if not is_told:
+                is_told = True
+                tell(
+                    f"{replica.url} does not answer: waiting up to {server.wait:g} s for it to "
+                    f"start ({key}.wait)"
+                )
+            await asyncio.sleep(min(pause, remaining))
+            pause = min(_MAX_PROBE_PAUSE, pause * 2)
+    except ConfigError as error:
+        raise ConfigError(f"{key}.url {replica.url}: {error}") from error
+    finally:
+        await replica.close()

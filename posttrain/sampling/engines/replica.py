@@ -24,6 +24,8 @@ _STARTING = (502, 503, 504)
 _HOPELESS = {401: "refuses the key", 403: "refuses the key", 404: "has no such address or model"}
 # characters of a server's answer in a message
 _SHOWN_CHARACTERS = 300
+# models of a server's list in a message
+_SHOWN_MODELS = 8
 # longest event of a stream; a longer one is no answer, and would fill the memory
 _MAX_EVENT_BYTES = 1 << 23
 
@@ -117,12 +119,33 @@ class Replica:
 
     async def responds(self) -> bool:
         """True where a server listens and has started."""
+        return await self._probe() is not None
+
+    async def has_started(self, model: str) -> bool:
+        """True where a server listens and has started.
+
+        Raises:
+            ConfigError: it refuses the key, or lists its models and has none of this name.
+        """
+        status = await self._probe()
+        if status is None:
+            return False
+        if status in (401, 403):
+            raise ConfigError(f"it {_HOPELESS[status]} (status {status})")
+        names = [str(served.get("id")) for served in await self.models()]
+        if names and model not in names:
+            listed = ", ".join(names[:_SHOWN_MODELS])
+            raise ConfigError(f"it has no model {model!r}; it lists {listed}")
+        return True
+
+    async def _probe(self) -> int | None:
+        """Status of the answer about its models; None where no server listens or has started."""
         timeout = aiohttp.ClientTimeout(total=_PROBE_TIMEOUT)
         try:
             async with self._open().get(self.url + "/models", timeout=timeout) as answer:
-                return answer.status not in _STARTING
+                return None if answer.status in _STARTING else answer.status
         except (TimeoutError, aiohttp.ClientError):
-            return False
+            return None
 
     @asynccontextmanager
     async def answer(

@@ -26,7 +26,7 @@ from posttrain.jsontext import load_json
 from posttrain.models.inference import load_for_inference, weights_digest
 from posttrain.models.load import without_zero3_init
 from posttrain.runs import MANIFEST, STAGE, Parent, parent_of, read_artifact
-from posttrain.sampling.engines.http import Client, check_reachable
+from posttrain.sampling.engines.http import Client, wait_for_servers
 from posttrain.sampling.engines.transformers import score_in_thread
 from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
@@ -204,11 +204,11 @@ class _TeacherLoader:
 
     def open_served(self, name: str, server: Server) -> None:
         """Add a teacher behind a server, after a comparison with the student."""
+        # one that starts later would never be compared
+        asyncio.run(wait_for_servers(f"teachers.{name}.server", server))
         # each replica is asked, since any of them may serve another model under the name
         comparisons: list[str] = []
         for url in server.urls:
-            # one that starts later would never be compared
-            asyncio.run(check_reachable(f"teachers.{name}.server.url", url))
             replica = server.model_copy(update={"url": url})
             with _naming(f"teachers.{name}.server"):
                 comparisons.append(_compare_served(replica, url, self.student))

@@ -94,7 +94,9 @@ def judge_server(
     """
     requests: list[str] = []
 
-    def reply(_method: str, _path: str, body: Any) -> tuple[int, Any]:
+    def reply(method: str, _path: str, body: Any) -> tuple[int, Any]:
+        if method == "GET":
+            return 404, "no list of models"
         question = body["messages"][-1]["content"]
         requests.append(question)
         if down is not None and down in question:

@@ -112,7 +112,8 @@ def test_a_judge_that_mostly_fails_stops_the_run(recipe_file: Path, tmp_path: Pa
 
 def test_a_judge_that_is_down_stops_the_run_before_a_rollout(recipe_file: Path, tmp_path: Path):
     """Not a dry run, which asks no judge."""
-    down = run(recipe_file, "http://127.0.0.1:9/v1", tmp_path / "out", check=False)
+    no_waiting = "judge.models.0.backend.wait=0"
+    down = run(recipe_file, "http://127.0.0.1:9/v1", tmp_path / "out", no_waiting, check=False)
     assert down.codes == [1]
     assert "judge.models.0.backend.url http://127.0.0.1:9/v1" in down.text.splitlines()[-1]
     assert "Traceback" not in down.text

@@ -45,9 +45,14 @@ class Vllm:
         self.spoil = spoil
         self.bodies: list[Any] = []
         self.root: str | None = None
+        # probes until it has loaded
+        self.loading = 0
         self.tokenizer: Any = None
 
     def answer(self, _method: str, path: str, body: Any) -> tuple[int, Any]:
+        if path == "/v1/models" and self.loading:
+            self.loading -= 1
+            return 503, "loading"
         if path == "/v1/models":
             return 200, {"data": [{"id": "teacher", "root": self.root}]}
         if path == "/tokenize":
@@ -175,13 +180,29 @@ def test_a_server_that_tells_nothing_is_not_compared_and_the_plan_says_so(
 def test_a_server_that_is_not_there_is_refused_before_anything_is_sampled(
     policy: Path, tmp_path: Path
 ):
-    """Started later, it would never be compared with the student."""
+    """Started later than `wait` allows, it would never be compared with the student."""
     with serving(Vllm(policy).answer) as url:
         pass
     teacher = {"server": {"url": url, "model": "teacher", "wait": 0.0}}
     recipe = make_recipe(policy, tmp_path, teachers={"t": teacher}, routes={"a": "t", "b": "t"})
     with pytest.raises(ConfigError, match=rf"^teachers\.t\.server\.url {url}: nothing answers"):
         open_teachers_of(recipe, contextlib.AsyncExitStack())
+
+
+def test_a_teacher_that_still_loads_is_waited_for_and_then_compared(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    vllm = Vllm(policy)
+    vllm.loading = 1
+    vllm.root = str(policy)
+    with serving(vllm.answer) as url:
+        teacher = {"server": {"url": url, "model": "teacher", "wait": 60.0}}
+        recipe = make_recipe(
+            policy, tmp_path, teachers={"t": teacher}, default_teacher="t", routes={}
+        )
+        teachers = open_teachers_of(recipe, contextlib.AsyncExitStack())
+    assert f"{policy} are the student's" in teachers.lines[0][1]
+    assert f"{url} does not answer: waiting up to 60 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("change", ["none", "template", "vocabulary"])
