@@ -2,6 +2,7 @@
 
 As in NVIDIA's GenSelect: solutions are numbered from 0, the answer ends in `Judgment: [i]`, and a
 prompt holds at least one right and one wrong solution. The trace is kept if it names a right one.
+Text of a question or a solution that looks like the prompt's frame is quoted.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from posttrain.config.synthesize import GenSelect
 from posttrain.records import Message, Score, json_text
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from posttrain.runs import Parent, parent_of, read_artifact
-from reward.environments.genselect import judgment_of
+from reward.environments.genselect import judgment_of, selection_quoted
 
 GradedPrompt = tuple[Prompt, tuple[tuple[Completion, Score], ...]]
 
@@ -207,10 +208,13 @@ def _majority(scores: Sequence[Score]) -> float:
 def _selection_prompt(
     prompt: Prompt, shown: Sequence[str], metadata: Row, *, template: str, instance: int
 ) -> Prompt:
-    """Prompt with a question and its numbered solutions."""
+    """Prompt with a question and its numbered solutions, all of them quoted."""
     contents = [message.content for message in prompt.messages if message.role != "system"]
-    solutions = [f"Solution {number}:\n{text}" for number, text in enumerate(shown)]
-    text = filled(template, question="\n\n".join(contents), solutions="\n\n".join(solutions))
+    question = selection_quoted("\n\n".join(contents))
+    solutions = [
+        f"Solution {number}:\n{selection_quoted(text)}" for number, text in enumerate(shown)
+    ]
+    text = filled(template, question=question, solutions="\n\n".join(solutions))
     return Prompt(
         id=f"{prompt.id}/select-{instance}",
         task=prompt.task,

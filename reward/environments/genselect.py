@@ -10,6 +10,9 @@ they stand beside the score, whose mean is select@k, and so do `first_named`, th
 that name solution 0, and `first_right`, the share of questions where it is right: the first is
 larger than it has to be for a model that prefers a place. There a question may have no right or no
 wrong solution.
+
+Text of a solution that looks like the prompt's frame is quoted where the prompt is made; rows that
+others made are taken as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ from typing import Any, cast
 from posttrain.records import NOT_IN_FORMAT, Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, says
+from reward.judge.quoting import look_alikes, quoted
 
+# headings of the prompt (not "the following question:") and the verdict that ends an answer, by
+# their looks: "5o1ution l:"
+_HEADING_END = r"[\W_]{0,16}?:"
+_FRAME = look_alikes(
+    rf"[sS5](?=(?i:[o0][l1i|]ut[l1i|][o0]n)[\W_]{{0,16}}+[\dOoIl|]{{1,4}}{_HEADING_END})",
+    rf"[qQ](?<!\w [qQ])(?=(?i:u[e3][s5]t[l1i|][o0]n){_HEADING_END})",
+    rf"[jJ](?=(?i:udg[e3]?m[e3]nt){_HEADING_END})",
+)
 _JUDGMENT = re.compile(r"Judgment:[ \t]*\[?[ \t]*(\d{1,3})[ \t]*\]?", re.IGNORECASE)
 
 
@@ -29,6 +41,11 @@ def judgment_of(answer: str) -> int | None:
     """Number of the solution that an answer names last; None where it names none."""
     judgments = _JUDGMENT.findall(answer)
     return int(judgments[-1]) if judgments else None
+
+
+def selection_quoted(text: str) -> str:
+    """Quote a question or a solution, so that no part of it can pass for the prompt's frame."""
+    return quoted(text, _FRAME)
 
 
 class GenSelectEnvironment(RLVREnvironment):
