@@ -1,23 +1,17 @@
-"""Filters of a text by lists of patterns, and by its language.
-
-The lists are of narratives, untranslated answers and refusals. The language is classified offline
-by py3langid (Lui and Baldwin 2012), from the extra `language`.
+"""Filters of a text by lists of patterns: narratives, untranslated answers and refusals.
 
 RE2 matches in time linear in the text: a list that someone wrote cannot hang a build.
 """
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import re2
 
 from data_builders.rows.raw import Match
-from posttrain.config.filters import LanguageFilter, Pattern
+from posttrain.config.filters import Pattern
 from posttrain.errors import ConfigError
 
 _AUTOMATON_BYTES = 64 << 20  # limit of the automata of one pattern
@@ -96,82 +90,3 @@ def _compile(pattern: str, origin: str) -> Any:
             f"{origin}: {pattern!r} is no pattern that RE2 knows: {message}. "
             "RE2 has no look-around and no back-references; context goes under near and unless"
         ) from None
-
-
-_PIECE_CHARACTERS = 2000
-_FENCE = "```"
-_NOT_PROSE = re.compile(
-    r"```.*?(?:```|\Z)|~~~.*?(?:~~~|\Z)|`[^`\n]*`"  # code
-    r"|\$\$.*?\$\$|\$[^$\n]*\$|\\\[.*?\\\]|\\\(.*?\\\)"  # formulas
-    r"|\\begin\{[a-z*]+\}.*?\\end\{[a-z*]+\}"
-    r"|https?://\S+|<[^<>\n]{1,200}>|\\[a-zA-Z]+"
-    r"|[\d_=+*/<>|{}\[\]#^~\\]+",
-    re.DOTALL,
-)
-_LETTERS = re.compile(r"[^\W\d_]")
-# letters of the shortest text that is judged; ours. In fewer, a name or a quotation decides
-MIN_LETTERS = 200
-
-
-class LanguageCheck:
-    """Search for texts in a language that is not allowed.
-
-    Args:
-        min_letters: letters of the shortest text that is judged, code and formulas not counted.
-
-    Raises:
-        ConfigError: py3langid is not installed, or does not know a language code.
-    """
-
-    def __init__(self, limits: LanguageFilter, *, min_letters: int = MIN_LETTERS) -> None:
-        self._limits = limits
-        self._min_letters = min_letters
-        self._identifier = _identifier()
-        unknown = sorted(set(limits.allowed) - set(self._identifier.labels))
-        if unknown:
-            raise ConfigError(
-                f"filters.language.allowed: {', '.join(unknown)} is no language that py3langid "
-                f"knows; it knows {', '.join(sorted(self._identifier.labels))}"
-            )
-
-    def foreign(self, text: str) -> Match | None:
-        """Match of the first piece, of up to three, that is in a language not allowed."""
-        for start, end in _pieces(text):
-            piece = _prose(text, start, end)
-            if len(_LETTERS.findall(piece)) < self._min_letters:
-                continue
-            language, confidence = self._identifier.classify(piece)
-            if language not in self._limits.allowed and confidence >= self._limits.confidence:
-                return Match(f"{language} with probability {confidence:.2f}", start, end)
-        return None
-
-
-def _prose(text: str, start: int, end: int) -> str:
-    """Piece of the text without code, formulas, addresses and numbers."""
-    piece = text[start:end]
-    # a piece that begins inside a block of code gets the fence that opened it
-    if text.count(_FENCE, 0, start) % 2 == 1:
-        piece = _FENCE + piece
-    return _NOT_PROSE.sub(" ", piece)
-
-
-def _pieces(text: str) -> list[tuple[int, int]]:
-    """Spans of the beginning, middle and end of a text, or of the whole of a short one."""
-    length = len(text)
-    if length <= 3 * _PIECE_CHARACTERS:
-        return [(0, length)]
-    starts = (0, (length - _PIECE_CHARACTERS) // 2, length - _PIECE_CHARACTERS)
-    return [(start, start + _PIECE_CHARACTERS) for start in starts]
-
-
-@lru_cache(maxsize=1)
-def _identifier() -> Any:
-    """Load py3langid's model, once. Raises ConfigError if it is not installed."""
-    try:
-        langid = importlib.import_module("py3langid.langid")
-    except ImportError:
-        raise ConfigError(
-            "filters.language needs py3langid, which is not installed: "
-            "pip install 'posttrain[language]'"
-        ) from None
-    return langid.LanguageIdentifier.from_model_file(langid.MODEL_FILE, norm_probs=True)

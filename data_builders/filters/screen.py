@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from data_builders.filters.patterns import LanguageCheck, Matcher
+from data_builders.filters.language import LanguageCheck
+from data_builders.filters.patterns import Matcher
 from data_builders.filters.repetition import find_repetition
 from data_builders.rows.raw import Drop, Match, Part, TextSpan
 from posttrain.config.filters import (

@@ -194,7 +194,7 @@ def _run_rounds(
     for number in range(_MAX_ROUNDS):
         while to_grade := [work for work in works if isinstance(work.move, Grade)]:
             grading.answer(to_grade)
-        _replay_rounds(works)
+        _replay_rounds(kind, works)
         asking = [work for work in works if isinstance(work.move, Asks)]
         if not asking and not any(work.move for work in works):
             return
@@ -238,11 +238,11 @@ class Grading:
         return [scores[position] for position in range(len(attempts))]
 
 
-def _replay_rounds(works: Sequence[Work]) -> None:
+def _replay_rounds(kind: SynthesisKind, works: Sequence[Work]) -> None:
     """Answer planted seeds from `Work.replay`, as long as they ask and it has a round."""
     for work in works:
         while work.replay and isinstance(work.move, Asks):
-            answers = work.replay.pop(0)
+            answers = tuple(map(kind.with_languages, work.replay.pop(0)))
             work.rounds.append(answers)
             work.go_on(answers)
 
@@ -280,7 +280,7 @@ def _answer_round(
         for ask in work.move.asks:
             name = model_of(recipe, work.models, ask).name
             completions = answers[ask.role, name, ask.prompt.id]
-            answered.append(Answered(ask, tuple(completions), name))
+            answered.append(kind.with_languages(Answered(ask, tuple(completions), name)))
         work.rounds.append(tuple(answered))
         work.go_on(tuple(answered))
 

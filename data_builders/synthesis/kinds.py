@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
+from data_builders.filters.language import AnswerLanguage
 from data_builders.synthesis.continue_chat import ChatContinuation
 from data_builders.synthesis.genselect import SelectionTraces
 from data_builders.synthesis.instructions import ConstrainedConversations
@@ -31,6 +33,7 @@ KINDS: dict[str, type[SynthesisKind]] = {
     "long_documents": LongDocumentQuestions,
     "tool_conversation": ToolConversations,
 }
+_MIN_FRAME = 20  # characters of a prompt that no row has by chance
 _PROMPTS = Path(__file__).parent / "prompts"
 
 
@@ -43,8 +46,28 @@ def open_kind(recipe: SynthesizeConfig) -> SynthesisKind:
     models: dict[str, tuple[str, ...]] = {}
     for role, role_models in recipe.models.items():
         models[role] = tuple(model.name for model in role_models)
-    setup = KindSetup(load_templates(recipe), models, recipe.seed, Path(recipe.out))
+    setup = KindSetup(
+        templates=load_templates(recipe),
+        models=models,
+        seed=recipe.seed,
+        out=Path(recipe.out),
+        language=_open_language(recipe),
+    )
     return KINDS[recipe.make.kind](recipe.make, setup)
+
+
+def _open_language(recipe: SynthesizeConfig) -> AnswerLanguage | None:
+    """Open the check of languages if the recipe has one, and a model that it checks."""
+    if not recipe.checks.language or not recipe.models:
+        return None
+    frames: list[str] = []
+    for name in recipe.make.templates:
+        texts = re.split(r"\{\{\w+\}\}", _shipped_template(name))
+        frames += [text.strip() for text in texts if len(text.strip()) >= _MIN_FRAME]
+    try:
+        return AnswerLanguage(frames)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or set checks.language=false") from None
 
 
 def load_templates(recipe: SynthesizeConfig) -> dict[str, str]:
@@ -63,7 +86,7 @@ def load_templates(recipe: SynthesizeConfig) -> dict[str, str]:
             raise ConfigError(f"templates: {recipe.make.kind} has no prompt {name!r}{hint}")
     texts: dict[str, str] = {}
     for name in names:
-        shipped = (_PROMPTS / f"{name}.txt").read_text("utf-8")
+        shipped = _shipped_template(name)
         texts[name] = shipped
         if name not in recipe.templates:
             continue
@@ -82,6 +105,10 @@ def load_templates(recipe: SynthesizeConfig) -> dict[str, str]:
                     f"templates.{name}: nothing fills {mark}, only {', '.join(sorted(marks))}"
                 )
     return texts
+
+
+def _shipped_template(name: str) -> str:
+    return (_PROMPTS / f"{name}.txt").read_text("utf-8")
 
 
 def _read_template(file: Path, name: str) -> str:

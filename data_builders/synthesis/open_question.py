@@ -129,7 +129,7 @@ class OpenQuestions(SynthesisKind):
         right: list[Completion] = []
         unsure: list[tuple[Completion, Ask]] = []
         for completion in answered.completions:
-            if unusable(completion, answered.ask.prompt) is not None:
+            if unusable(completion, answered) is not None:
                 continue
             answer, _ = find_answer(completion.answer)
             if answer is None:

@@ -69,7 +69,7 @@ class RejectionSampling(SynthesisKind):
         usable: list[Completion] = []
         passed: list[Completion] = []
         for completion, score in zip(completions, scores, strict=True):
-            if unusable(completion, prompt) is None:
+            if unusable(completion, answered) is None:
                 usable.append(completion)
                 if score.value == 1.0:
                     passed.append(completion)
@@ -103,7 +103,7 @@ def _failure_reason(answered: Answered, scores: Sequence[Score]) -> str:
 
     Where some could be scored it is theirs, else that of the first completion.
     """
-    problems = [unusable(completion, answered.ask.prompt) for completion in answered.completions]
+    problems = [unusable(completion, answered) for completion in answered.completions]
     usable = [score for score, problem in zip(scores, problems, strict=True) if problem is None]
     if not usable:
         return str(problems[0] and problems[0].reason)

@@ -253,7 +253,7 @@ def _usable_answers(answers: Round) -> Generator[Note, Any, dict[int, Answered]]
     """Answers that can be classified, by their number; raises Discarded if there is none."""
     usable: dict[int, Answered] = {}
     for number, answered in enumerate(answers):
-        problem = unusable(answered.completions[0], answered.ask.prompt)
+        problem = unusable(answered.completions[0], answered)
         if problem is None:
             usable[number] = answered
         else:

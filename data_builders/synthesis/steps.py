@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from data_builders.filters.language import AnswerLanguage
 from data_builders.keyed import key64
 from data_builders.rows.inputs import Input
 from posttrain.environments.base import Environment
@@ -32,6 +33,7 @@ from reward.judge.verdict import last_object
 
 Row = dict[str, Any]
 OFF_TOPIC = "The harbour in the north was closed on Tuesday, and the ferries waited for the fog."
+_IN_ANY_LANGUAGE = frozenset({"judge", "tools", "translator"})
 _DETAIL = 200  # characters of an answer in the detail of a drop
 
 
@@ -83,11 +85,17 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """Request with its completions, and the name of the model that wrote them."""
+    """Request with its completions.
+
+    Attributes:
+        model: name of the model that wrote them.
+        foreign: index of each completion in another language than its request → which one.
+    """
 
     ask: Ask
     completions: tuple[Completion, ...]
     model: str
+    foreign: Mapping[int, str] = field(default_factory=dict[int, str])
 
     @property
     def text(self) -> str:
@@ -159,12 +167,14 @@ class KindSetup:
         models: names of the models in each role that the recipe fills.
         seed: seed of the recipe.
         out: output directory, which parents are relative to.
+        language: search for answers in another language; None: the recipe wants none.
     """
 
     templates: Mapping[str, str]
     models: Mapping[str, tuple[str, ...]]
     seed: int
     out: Path
+    language: AnswerLanguage | None = None
 
 
 class SynthesisKind(ABC):
@@ -214,6 +224,23 @@ class SynthesisKind(ABC):
         None: this answer is not replaced.
         """
         return OFF_TOPIC
+
+    def with_languages(self, answered: Answered) -> Answered:
+        """Mark completions in another language than the conversation that they answer.
+
+        Labels of a judge and results of tools are read by code, and a translator's row is checked
+        as a whole.
+        """
+        language = self.setup.language
+        if language is None or answered.ask.role in _IN_ANY_LANGUAGE:
+            return answered
+        request = "\n".join(message.content for message in answered.ask.prompt.messages)
+        foreign: dict[int, str] = {}
+        for completion in answered.completions:
+            other_language = language.foreign(completion.answer, request)
+            if other_language is not None:
+                foreign[completion.index] = other_language
+        return replace(answered, foreign=foreign)
 
     def spoil(self, seed: Seed, rounds: Sequence[Round], kept: Keep) -> list[Round] | None:
         """Replace an answer of a kept seed by a bad one.
@@ -267,11 +294,13 @@ def ask(*asks: Ask) -> Generator[Asks, Any, Round]:
 
 
 def ask_usable(*asks: Ask) -> Generator[Asks, Any, Round]:
-    """Send requests, and refuse answers that are empty, cut off, failed, or their prompt again."""
+    """Send requests, and refuse answers that no kind can use, see `unusable`."""
     answers: Round = yield Asks(asks)
     for answered in answers:
         for completion in answered.completions:
-            refuse_unusable(completion, answered.ask.prompt)
+            problem = unusable(completion, answered)
+            if problem is not None:
+                raise problem
     return answers
 
 
@@ -317,7 +346,7 @@ def judged_labels(request: Ask, *labels: str) -> Generator[Asks | Note, Any, dic
 def labels_of(answered: Answered, *labels: str) -> dict[str, bool]:
     """Read boolean labels from the JSON object that ends an answer; Discarded without them."""
     role = answered.ask.role
-    problem = unusable(answered.completions[0], answered.ask.prompt)
+    problem = unusable(answered.completions[0], answered)
     if problem is not None:
         raise Discarded(f"{role}_{problem.reason}", problem.detail)
     fields = last_object(answered.text) or {}
@@ -327,8 +356,11 @@ def labels_of(answered: Answered, *labels: str) -> dict[str, bool]:
     return {label: fields[label] for label in labels}
 
 
-def unusable(completion: Completion, prompt: Prompt) -> Discarded | None:
-    """Reason why no kind can use a completion; None if it can be used."""
+def unusable(completion: Completion, answered: Answered) -> Discarded | None:
+    """Reason why no kind can use a completion; None if it can be used.
+
+    It failed, is cut off, is empty, repeats its prompt or is in another language.
+    """
     if completion.finish == "failed":
         return Discarded("request_failed", completion.error or "")
     if completion.truncated:
@@ -338,17 +370,13 @@ def unusable(completion: Completion, prompt: Prompt) -> Discarded | None:
         return Discarded("truncated", "the reasoning never closes")
     if not completion.answer.strip() and not completion.tool_calls:
         return Discarded("empty_answer")
-    request = " ".join(prompt.messages[-1].content.split()).casefold()
+    request = " ".join(answered.ask.prompt.messages[-1].content.split()).casefold()
     if " ".join(completion.answer.split()).casefold() == request:
         return Discarded("echoed_prompt", completion.answer[:_DETAIL])
+    if completion.index in answered.foreign:
+        language = answered.foreign[completion.index]
+        return Discarded("other_language", f"{language}: {completion.answer[:_DETAIL]}")
     return None
-
-
-def refuse_unusable(completion: Completion, prompt: Prompt) -> None:
-    """Raise Discarded for a completion that no kind can use."""
-    problem = unusable(completion, prompt)
-    if problem is not None:
-        raise problem
 
 
 def with_answer(completion: Completion, answer: str | Message) -> Completion:

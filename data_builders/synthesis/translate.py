@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from data_builders.filters.patterns import LanguageCheck
+from data_builders.filters.language import LanguageCheck
 from data_builders.rows.inputs import Input
 from data_builders.synthesis.seeds import chat_seeds, row_inputs
 from data_builders.synthesis.steps import (

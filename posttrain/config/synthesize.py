@@ -476,12 +476,15 @@ AnyKind = Annotated[
 
 
 class Checks(Strict):
-    """Tests of the checks that decide which rows are kept.
+    """Checks of every kind, and tests of the checks that decide which rows are kept.
 
     planted: finished rows that are spoiled in one answer, and have to be dropped.
+    language: drop answers in another language than their request (`other_language`), unless it
+        names a language; needs the extra `language`.
     """
 
     planted: int = Field(default=20, ge=0)
+    language: bool = True
 
 
 class SynthesizeConfig(Strict, stage="synthesize"):

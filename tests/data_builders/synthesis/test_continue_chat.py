@@ -232,3 +232,24 @@ def test_templates_of_the_recipe_need_the_marks_of_ours(tmp_path: Path):
         load_templates(recipe(tmp_path, templates={"user_turn": str(file)}))
     with pytest.raises(ConfigError, match="did you mean 'user_turn'"):
         load_templates(recipe(tmp_path, templates={"user_tern": str(file)}))
+
+
+@pytest.mark.parametrize("foreign_role", ["user", "agent", "judge"])
+def test_a_turn_in_another_language_is_dropped(
+    foreign_role: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("py3langid", reason="the extra language is not installed")
+    german = "Darüber habe ich gestern in der Zeitung gelesen, dass es sehr alt sein soll."
+    scripts = {"user": user, "agent": agent, "judge": judge}
+
+    def in_german(request: Request, rng: random.Random) -> str:
+        return f"{german} {rng.random()} {scripts[foreign_role](request, rng)}"
+
+    samplers = {name: Scripted(script) for name, script in scripts.items()}
+    samplers[foreign_role] = Scripted(in_german)
+    if foreign_role == "judge":
+        rows, _ = made(recipe(tmp_path), samplers, monkeypatch)
+        assert len(rows) == 2, "its reasons are read by nobody"
+        return
+    with pytest.raises(DataError, match=r"other_language 4.*Darüber habe ich"):
+        made(recipe(tmp_path), samplers, monkeypatch)

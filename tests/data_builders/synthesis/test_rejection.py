@@ -21,8 +21,8 @@ from tests.sampling.scripted import END, FAIL, Scripted
 SUMS = [(n, n + 2) for n in range(12)]
 
 
-def make_of(tmp_path: Path, **others: Any) -> dict[str, Any]:
-    rows = [{"question": f"{a}+{b}? Put it in \\boxed{{}}.", "gold": str(a + b)} for a, b in SUMS]
+def make_of(tmp_path: Path, asks: str = "Put it in", **others: Any) -> dict[str, Any]:
+    rows = [{"question": f"{a}+{b}? {asks} \\boxed{{}}.", "gold": str(a + b)} for a, b in SUMS]
     source = {
         "name": "sums",
         "format": "environment",
@@ -234,3 +234,25 @@ PROMPTS = [
 def test_a_model_that_is_never_asked_is_refused(make, roles: list[str], idle: str, tmp_path: Path):
     with pytest.raises(ConfigError, match=rf"models\.{idle} is never asked"):
         recipe_of(tmp_path / "out", make, {role: server(role) for role in roles})
+
+
+def test_completions_in_another_language_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("py3langid", reason="the extra language is not installed")
+
+    def multilingual(request: Request, rng: random.Random) -> str:
+        """Right in English or Chinese; for 0+2 in Chinese alone."""
+        total = sum_of(request)
+        english = "We add both of the numbers in the question and come to the sum, which is"
+        chinese = "我们把题目里的两个数字加在一起，先看第一个数字，再看第二个数字，然后把它们相加，最后得到的总和是"
+        words = english if rng.random() < 0.5 and total != 2 else chinese
+        return f"{words} \\boxed{{{total}}}{END}"
+
+    for checks, languages in (({}, {"We"}), ({"language": False}, {"We", "我们"})):
+        out = tmp_path / str(len(languages))
+        make = make_of(tmp_path, n=6, most=6, asks="Put the sum of both numbers in")
+        recipe = recipe_of(out, make, {"generator": server("sft")}, checks=checks)
+        rows, manifest = made(recipe, {"sft": Scripted(multilingual)}, monkeypatch)
+        assert {row["messages"][1]["content"][:2] for row in rows} == languages
+        assert manifest.counts.dropped == ({} if checks else {"other_language": 1})
