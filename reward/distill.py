@@ -76,19 +76,26 @@ class DistillationReward:
         return (scoring,)
 
     async def reward(self, groups: Sequence[Group], *, seed: int) -> list[GroupRewards]:
-        places_of_teacher: dict[str, list[RolloutPlace]] = {}
+        places_of_teacher: dict[str, list[RolloutPlace]] = {name: [] for name in self._teachers}
         for position, group in enumerate(groups):
             teacher = self._teacher_of[group.prompt.source]
             for index, completion in enumerate(group.completions):
                 if completion.finish != "failed":
-                    places_of_teacher.setdefault(teacher, []).append((position, index))
-        credits_by_teacher = await gather_or_cancel(
-            self._score_with_teacher(name, groups, places)
-            for name, places in places_of_teacher.items()
-        )
+                    places_of_teacher[teacher].append((position, index))
         credits: dict[RolloutPlace, Credit | Failure] = {}
-        for credits_of_teacher in credits_by_teacher:
-            credits |= credits_of_teacher
+
+        async def score(name: str) -> None:
+            credits.update(await self._score_with_teacher(name, groups, places_of_teacher[name]))
+
+        async def score_in_process() -> None:
+            # one after the other, also those without a rollout here: processes that hold parts of
+            # a teacher's weights must call the same teachers in the same order
+            for name, teacher in self._teachers.items():
+                if teacher.batched:
+                    await score(name)
+
+        served = [name for name, teacher in self._teachers.items() if not teacher.batched]
+        await gather_or_cancel((score_in_process(), *map(score, served)))
         return [
             self._group_rewards(position, group, credits) for position, group in enumerate(groups)
         ]

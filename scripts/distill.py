@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     plan = PromptPlan(recipe.prompts, recipe.settings, seed=recipe.seed, out=out)
 
     from posttrain.pages.write import TrainingPage
+    from posttrain.training.launch import SPLITS_WEIGHTS, requested_sharding
     from posttrain.training.output import RESUME
     from posttrain.training.rl.full_objective import full_objective
     from posttrain.training.rl.stage import GroupStage, grpo_arguments, reward_loop
@@ -59,6 +60,7 @@ def main(argv: list[str] | None = None) -> None:
             stack=stack,
             in_memory=recipe.teachers_in_memory,
             student_is_rounded=simulation is not None,
+            processes=args.world_size if requested_sharding() in SPLITS_WEIGHTS else 1,
         )
         parents = plan.parents + teachers.parents
         if simulation is not None and simulation.parent is not None:

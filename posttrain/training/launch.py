@@ -21,6 +21,8 @@ from accelerate.utils import DistributedType
 from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
 from posttrain.errors import ConfigError
 
+# kinds of sharding in which no process holds all weights
+SPLITS_WEIGHTS = ("zero3", "fsdp2")
 # types of devices for which PyTorch (2.13) has kernels of ring attention
 RING_DEVICES = ("cuda",)
 TWO_CPU_PROCESSES = "posttrain launch --config_file accelerate/cpu-2 sft --config …"
@@ -122,6 +124,15 @@ def _parallel_size(env: Mapping[str, str], name: str) -> int:
     return int(size)
 
 
+def requested_sharding(env: Mapping[str, str] = os.environ) -> str | None:
+    """Sharding that the launcher asks for, before a trainer has read it; None: it asks for none."""
+    if _is_true(env, "ACCELERATE_USE_DEEPSPEED") and "ACCELERATE_DEEPSPEED_ZERO_STAGE" in env:
+        return f"zero{env['ACCELERATE_DEEPSPEED_ZERO_STAGE']}"
+    if _is_true(env, "ACCELERATE_USE_FSDP"):
+        return f"fsdp{env.get('FSDP_VERSION', '1')}"
+    return None
+
+
 def check_launch(
     requested: LaunchConfig, launched: Launched, env: Mapping[str, str] = os.environ
 ) -> None:
@@ -145,11 +156,7 @@ def check_launch(
             f"launch.sharding is {requested.sharding}, this run has {launched.sharding}. Start it "
             f"with posttrain launch --config_file accelerate/{file}"
         )
-    launcher_sharding = None
-    if _is_true(env, "ACCELERATE_USE_DEEPSPEED") and "ACCELERATE_DEEPSPEED_ZERO_STAGE" in env:
-        launcher_sharding = f"zero{env['ACCELERATE_DEEPSPEED_ZERO_STAGE']}"
-    elif _is_true(env, "ACCELERATE_USE_FSDP"):
-        launcher_sharding = f"fsdp{env.get('FSDP_VERSION', '1')}"
+    launcher_sharding = requested_sharding(env)
     if launcher_sharding not in (None, launched.sharding):
         raise ConfigError(
             f"the launcher asked for {launcher_sharding}, but {launched.sharding} runs: forcing "

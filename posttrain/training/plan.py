@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from posttrain.config.grpo import ColocatedVllm
@@ -361,15 +363,36 @@ class FrozenModels:
     on_device: int | None = None
 
     def bytes_on(self, device: torch.device) -> int:
-        """Bytes of as many of the models as are on a device at a time, the largest ones."""
+        """Bytes of as many of the models as are on a device at a time, the largest ones.
+
+        Of a model that is split over processes: its parts here, and what one pass gathers.
+        """
         sizes = sorted(map(tensor_bytes, self.models), reverse=True)
+        gathered = max(map(_gathered_bytes, self.models), default=0)
         # those that leave a CPU's memory go nowhere
-        return sum(sizes if device.type == "cpu" else sizes[: self.on_device])
+        return sum(sizes if device.type == "cpu" else sizes[: self.on_device]) + gathered
 
 
 def tensor_bytes(model: torch.nn.Module) -> int:
-    """Bytes of a model's parameters and buffers."""
-    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    """Bytes of a model's parameters and buffers in this process."""
+    total = 0
+    for tensor in (*model.parameters(), *model.buffers()):
+        total += (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
+    return total
+
+
+def _gathered_bytes(model: torch.nn.Module) -> int:
+    """Bytes that a pass of a split model gathers at most; 0 for a model that is not split."""
+    units: list[int] = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            split = [p for p in module.parameters() if isinstance(p, DTensor)]
+            units.append(sum(parameter.nbytes for parameter in split))
+    if not units:
+        return 0
+    # the first is the model, which holds the layers; the next layer is gathered while one runs
+    whole, *layers = units
+    return whole - sum(layers) + sum(sorted(layers)[-2:])
 
 
 def state_bytes(
@@ -541,7 +564,10 @@ def memory_line(plan: MemoryPlan, room: int) -> tuple[str, str]:
         return "memory", text
     teachers = ""
     if plan.teachers:
-        teachers = "; teachers with teachers_in_memory on a GPU, or as an adapter: on one model"
+        teachers = (
+            "; teachers with --config_file accelerate/fsdp2 and more processes, teachers_in_memory "
+            "on a GPU, or as an adapter: on one model"
+        )
     raise ConfigError(
         f"a step needs more memory than there is, {text}. Smaller: activations with "
         "trainer.gradient_checkpointing: true and a smaller trainer.per_device_train_batch_size; "

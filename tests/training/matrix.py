@@ -40,7 +40,8 @@ from tests.training.tiny import losses, write_artifact
 
 SHARDINGS = ("ddp", "zero2", "zero3", "fsdp2")
 MODELS = ("attention", "hybrid")
-METHODS = ("sft", "dpo", "grpo", "distill")
+# `full` is distillation with the exact reverse KL
+METHODS = ("sft", "dpo", "grpo", "distill", "full")
 STEPS = 2
 
 
@@ -108,7 +109,8 @@ class Cells:
             "sampling": {"max_tokens": 4},
             "moe": {"bias_update_rate": 0.0 if lora else 0.001},
         }
-        if method == "distill":
+        if method in ("distill", "full"):
+            keys["objective"] = "full" if method == "full" else "sampled"
             teachers = {name: {"path": str(path)} for name, path in self.teachers[model].items()}
             return Distillation(
                 distilling.make_recipe(policy, out, trainer, teachers=teachers, **keys)

@@ -36,6 +36,7 @@ CELLS = [
     ("fsdp2", "attention", False, "distill", True),
     # one process scores a single batch for a teacher, the other several
     ("zero3", "attention", False, "distill", False),
+    ("fsdp2", "hybrid", False, "full", True),
 ]
 
 

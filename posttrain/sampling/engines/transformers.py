@@ -33,6 +33,8 @@ Decode = Callable[[Ids], str]
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # rows × columns of a scored batch: bounds the memory of its activations and logits
 _SCORED_POSITIONS = 1 << 13
+# scored where a process has less to score than another
+_IDLE_REQUEST = ScoreRequest((0, 0), (False, True))
 # most tokens of one character; more are broken bytes
 _MAX_CHARACTER_TOKENS = 8
 
@@ -102,26 +104,41 @@ class TransformersEngine:
 
 
 def score_ids(
-    model: PreTrainedModel, requests: Sequence[ScoreRequest], *, stop: Callable[[], bool] = bool
+    model: PreTrainedModel,
+    requests: Sequence[ScoreRequest],
+    *,
+    stop: Callable[[], bool] = bool,
+    passes: Callable[[int], int] = int,
 ) -> list[ScoreOutput]:
     """Log-probabilities of the masked ids of each request, by one forward pass a batch.
 
     Equal weights give equal numbers for equal `requests`: batches depend on their lengths alone.
 
+    Args:
+        passes: number of batches → number of forward passes, with some that score nothing; for a
+            model that all processes must call equally often.
+
     Raises:
         InterruptedError: `stop` returned True before a batch.
     """
-    outputs: dict[int, ScoreOutput] = {}
     longest_first = sorted(range(len(requests)), key=lambda k: (-len(requests[k].ids), k))
+    batches: list[list[int]] = []
     start = 0
     while start < len(longest_first):
-        if stop():
-            raise InterruptedError
         columns = len(requests[longest_first[start]].ids)
         rows = longest_first[start : start + max(1, _SCORED_POSITIONS // columns)]
         start += len(rows)
+        batches.append(rows)
+    outputs: dict[int, ScoreOutput] = {}
+    idle_passes = passes(len(batches)) - len(batches)
+    for rows in batches:
+        if stop():
+            raise InterruptedError
+        columns = len(requests[rows[0]].ids)
         logps = _score_batch(model, [requests[row] for row in rows], columns)
         outputs |= dict(zip(rows, logps, strict=True))
+    for _ in range(idle_passes):
+        _score_batch(model, [_IDLE_REQUEST], len(_IDLE_REQUEST.ids))
     return [outputs[k] for k in range(len(requests))]
 
 
@@ -164,12 +181,13 @@ async def score_in_thread(
     requests: Sequence[ScoreRequest],
     *,
     around: Callable[[], AbstractContextManager[Any]],
+    passes: Callable[[int], int] = int,
 ) -> list[ScoreOutput]:
     """Run `score_ids` inside `around`, in a thread beside the event loop."""
 
     def run(stop: Callable[[], bool]) -> list[ScoreOutput]:
         with around():
-            return score_ids(model, requests, stop=stop)
+            return score_ids(model, requests, stop=stop, passes=passes)
 
     return await _run_in_thread(model, run)
 

@@ -105,14 +105,23 @@ class FullObjective:
 
         Each row is compared with the teacher of its source. It has gradient to `hidden` and `head`.
         """
-        kl = torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device)
         names = [self.teacher_of[source] for source in sources]
-        for name in sorted({*names}):
-            teacher = self.teachers[name]
-            teacher_rows = [row for row, row_name in enumerate(names) if row_name == name]
-            rows = torch.tensor(teacher_rows).to(hidden.device)
-            teacher_hidden = _hidden_states(teacher, inputs, rows)
-            row_kl = _chunked_kl(hidden[rows], teacher_hidden, mask[rows], head, teacher)
+        hidden_of_teacher: dict[str, tuple[Tensor, Tensor]] = {}
+        # all teachers before the student's head: sharded ones and the head are gathered in the same
+        # order by all processes, whatever rows each has
+        for name, teacher in sorted(self.teachers.items()):
+            rows = torch.tensor([row for row, row_name in enumerate(names) if row_name == name])
+            if len(rows):
+                rows = rows.to(hidden.device)
+                hidden_of_teacher[name] = rows, _hidden_states(teacher, inputs, rows)
+            elif teacher.is_split:
+                # another process may have rows for it, and waits for this one
+                _hidden_states(teacher, _first_ids(inputs), torch.zeros(1, dtype=torch.long))
+        kl = torch.zeros(mask.shape, dtype=torch.float32, device=hidden.device)
+        for name, (rows, teacher_hidden) in hidden_of_teacher.items():
+            row_kl = _chunked_kl(
+                hidden[rows], teacher_hidden, mask[rows], head, self.teachers[name]
+            )
             kl = kl.index_put((rows,), row_kl)
         if not torch.isfinite(kl.detach()).all():
             raise TrainingError(
@@ -141,6 +150,11 @@ def _hidden_states(teacher: InProcessTeacher, inputs: Mapping[str, Any], rows: T
             use_cache=False,
         )
     return output.last_hidden_state[:, :-1]
+
+
+def _first_ids(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """First two ids of the first row, for a forward pass whose result nobody reads."""
+    return {name: inputs[name][:1, :2] for name in ("input_ids", "attention_mask")}
 
 
 def _chunked_kl(

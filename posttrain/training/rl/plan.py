@@ -19,6 +19,7 @@ from posttrain.config.grpo import (
     RolloutEngine,
 )
 from posttrain.group_rewards import GroupRewards
+from posttrain.training.launch import SPLITS_WEIGHTS
 from posttrain.training.plan import (
     GIB,
     MEASURING_SECONDS,
@@ -38,8 +39,6 @@ from posttrain.training.stage import PreparedRun
 FIRST_ROLLOUT = 16
 # Bytes of JSON for each token of a rollout, judgements not counted
 TOKEN_BYTES = 5
-# Kinds of sharding in which no process holds all weights
-SPLITS_WEIGHTS = ("zero3", "fsdp2")
 
 
 def make_plan(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from peft import PeftModel
 from peft.utils.save_and_load import get_peft_model_state_dict, load_peft_weights
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.config.backend import Dtype, Server
@@ -32,6 +33,7 @@ from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer
 from posttrain.training.plan import GIB, FrozenModels, Line, model_size
+from posttrain.training.rl.sharded import most_passes, share_bytes, split_weights
 from posttrain.training.trainer import ADAPTER
 
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -93,10 +95,18 @@ class InProcessTeacher:
     def batched(self) -> bool:
         return True
 
+    @property
+    def is_split(self) -> bool:
+        """True where the weights are split over processes, which must all run the same passes."""
+        return isinstance(self.plain_model.base_model, FSDPModule)
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Hold the model on the device inside the block, with this teacher's adapter."""
         with self.residents.using(self.model):
+            if self.model.device.type == "cuda":
+                # a new thread has the first GPU as its device
+                torch.cuda.set_device(self.model.device)
             if self.adapter is not None:
                 self.model.set_adapter(self.adapter)
             without_adapter = isinstance(self.model, PeftModel) and self.adapter is None
@@ -104,8 +114,17 @@ class InProcessTeacher:
                 yield
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[ScoreOutput]:
-        """Score ids as `Scorer.score` does."""
-        return await score_in_thread(self.model, requests, around=self.active)
+        """Score ids as `Scorer.score` does.
+
+        Where the weights are split, every process must call it, also without requests.
+        """
+        if not requests and not self.is_split:
+            return []
+
+        def passes(batches: int) -> int:
+            return most_passes(batches, self.model.device) if self.is_split else batches
+
+        return await score_in_thread(self.model, requests, around=self.active, passes=passes)
 
     @property
     def plain_model(self) -> Any:
@@ -153,6 +172,7 @@ def open_teachers(
     stack: contextlib.AsyncExitStack,
     in_memory: int | None = None,
     student_is_rounded: bool = False,
+    processes: int = 1,
 ) -> Teachers:
     """Load the teachers: one model for each checkpoint and precision, whatever adapters it has.
 
@@ -161,18 +181,25 @@ def open_teachers(
         out: the run's directory, which the paths of parents are relative to.
         in_memory: greatest number of their models on the device at a time; None: all.
         student_is_rounded: the student samples with other weights than its checkpoint holds.
+        processes: number of processes that the weights in process are split over.
         stack: closes the connections to servers.
 
     Raises:
         ConfigError: a teacher whose vocabulary or template is not the student's, a checkpoint
             whose stage has not finished, an adapter of another base, a model that cannot be loaded.
     """
-    loader = _TeacherLoader(student, device, out, stack, in_memory, student_is_rounded)
+    loader = _TeacherLoader(student, device, out, stack, in_memory, student_is_rounded, processes)
+    # model → the last teacher on it, after which all its adapters are there
+    last_teachers = {
+        loader.model_key(config): name for name, config in teachers.items() if config.server is None
+    }
     for name, config in teachers.items():
         if config.server is not None:
             loader.open_served(name, config.server)
-        else:
-            loader.open_in_process(name, config)
+            continue
+        loader.open_in_process(name, config)
+        if last_teachers[loader.model_key(config)] == name:
+            loader.split(config)
     return loader.teachers
 
 
@@ -187,6 +214,7 @@ class _TeacherLoader:
         stack: contextlib.AsyncExitStack,
         in_memory: int | None,
         student_is_rounded: bool,
+        processes: int,
     ) -> None:
         self.student = student
         self.device = device
@@ -194,6 +222,7 @@ class _TeacherLoader:
         self.stack = stack
         self.in_memory = in_memory
         self.student_is_rounded = student_is_rounded
+        self.processes = processes
         self.teachers = Teachers(on_device=in_memory)
         self.residents = ResidentModels(device, limit=in_memory)
         # (path, precision) → model
@@ -220,6 +249,20 @@ class _TeacherLoader:
         distinct_comparisons = "; ".join(dict.fromkeys(comparisons))
         text = f"{server.model} at {server.addresses}; {distinct_comparisons}"
         self.teachers.lines.append((f"teacher {name}", text))
+
+    def model_key(self, config: TeacherConfig) -> tuple[str, Dtype]:
+        """Key in `models` of the model that a teacher is, or has its adapter on."""
+        return _resolved(config.path or str(self.student.path)), config.dtype
+
+    def split(self, config: TeacherConfig) -> None:
+        """Split a teacher's model over the processes, before the next one is loaded."""
+        if self.processes == 1:
+            return
+        model = self.models[self.model_key(config)]
+        plain_model = model.get_base_model() if isinstance(model, PeftModel) else model
+        split_weights(plain_model, self.device)
+        if self.in_memory is not None:
+            model.to("cpu")
 
     def open_in_process(self, name: str, config: TeacherConfig) -> None:
         """Add a teacher in this process, with its model, its line of the plan and its parents."""
@@ -281,13 +324,13 @@ class _TeacherLoader:
         if key in self.models:
             return self.models[key], False
         vocabulary = _check_tokens(path, self.student)
-        on_device_in_turns = self.in_memory is not None
-        # a teacher is whole in every process, also where ZeRO-3 splits what is loaded
+        moves_later = self.in_memory is not None or self.processes > 1
+        # read whole by every process, also where ZeRO-3 splits what is loaded
         with without_zero3_init():
             model = load_for_inference(
                 path,
                 dtype=dtype if dtype != "auto" else _auto_dtype(self.device),
-                device="cpu" if on_device_in_turns else str(self.device),
+                device="cpu" if moves_later else str(self.device),
                 attention="auto",
                 vocabulary=vocabulary,
                 transposed=False,
@@ -319,16 +362,20 @@ class _TeacherLoader:
         return model
 
     def _size_text(self, model: Any, adapter: str | None, *, newly_loaded: bool) -> str:
-        """Text about the parameters and memory that a teacher adds to every process.
+        """Text about the parameters and memory that a teacher adds to the processes.
 
         Args:
             adapter: name of the teacher's adapter in the model, None for the model itself.
             newly_loaded: True where the model was loaded for this teacher.
         """
         size = model_size(model)
-        location = "in every process"
+        locations: list[str] = []
+        if self.processes > 1:
+            share_gib = share_bytes(model, size.weight_bytes, processes=self.processes) / GIB
+            locations.append(f"split over {self.processes} processes, {share_gib:.2f} GiB in each")
         if self.in_memory is not None:
-            location = f"on the device in turns, {self.in_memory} at a time"
+            locations.append(f"on the device in turns, {self.in_memory} at a time")
+        location = ", ".join(locations) or "in every process"
         precision = str(model.dtype).removeprefix("torch.")
         if adapter is None:
             return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from posttrain.config.load import validate
 from posttrain.group_rewards import Group, GroupRewards
 from posttrain.rollouts import Prompt
 from posttrain.runs import Counts, Run
+from posttrain.training.launch import SPLITS_WEIGHTS, requested_sharding
 from posttrain.training.rl.full_objective import full_objective
 from posttrain.training.rl.stage import GroupStage, Simulation
 from posttrain.training.rl.teachers import Teachers, open_teachers
@@ -72,6 +74,7 @@ class Keeping(DistillationReward):
 
 def open_teachers_of(recipe: DistillConfig, stack: contextlib.AsyncExitStack) -> Teachers:
     """Open a recipe's teachers on the CPU, as the script does."""
+    is_split = requested_sharding() in SPLITS_WEIGHTS
     return open_teachers(
         recipe.teachers,
         student=recipe.model,
@@ -80,6 +83,7 @@ def open_teachers_of(recipe: DistillConfig, stack: contextlib.AsyncExitStack) ->
         stack=stack,
         in_memory=recipe.teachers_in_memory,
         student_is_rounded=recipe.simulate is not None,
+        processes=int(os.environ["WORLD_SIZE"]) if is_split else 1,
     )
 
 
