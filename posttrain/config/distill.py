@@ -12,12 +12,13 @@ from posttrain.config.backend import Dtype, Server
 from posttrain.config.base import Name, Strict, refuse_unknown, source
 from posttrain.config.grpo import GroupTraining, GuardConfig, Limit, refuse_simulated_sharding
 from posttrain.config.prompts import AnySource, Setting, check_prompts
+from posttrain.errors import ConfigError
 
 Objective = Literal["sampled", "full"]
 
 
 class TeacherConfig(Strict):
-    """A frozen model that scores rollouts: in every training process, or behind a server.
+    """A frozen model that scores rollouts: in the training processes, or behind a server.
 
     path: a checkpoint directory or a hub id; null: the student's, where adapter is set.
     adapter: a LoRA adapter on that model, or a checkpoint of ours that has one in `adapter/`.
@@ -134,6 +135,8 @@ class DistillConfig(GroupTraining, stage="distill"):
                 "sampling.temperature must be 1: teachers give log-probabilities of their own "
                 "distributions"
             )
+        if self.objective == "full":
+            refuse_full_sharding(self.launch.sharding)
         if self.simulate is not None:
             self._check_simulated()
         prompts_per_update = self.prompts_per_step // self.loss.num_iterations
@@ -156,3 +159,17 @@ class DistillConfig(GroupTraining, stage="distill"):
                 "engine: in_process"
             )
         refuse_simulated_sharding(self.launch.sharding)
+
+
+def refuse_full_sharding(sharding: str | None) -> None:
+    """Refuse a sharding under which `objective: full` cannot run.
+
+    Raises:
+        ConfigError: ZeRO-3.
+    """
+    if sharding == "zero3":
+        raise ConfigError(
+            "objective full runs the output head a chunk of tokens at a time, and processes have "
+            "unequal numbers of tokens; under ZeRO-3 all must run the same parts of the student "
+            "equally often: start with accelerate/fsdp2, or use objective: sampled"
+        )

@@ -22,6 +22,7 @@ from trl.trainer.grpo_config import GRPOConfig
 
 from posttrain.chat import ChatTemplate
 from posttrain.config.backend import Rendering, Server
+from posttrain.config.distill import refuse_full_sharding
 from posttrain.config.grpo import (
     ENGINE_REACHING,
     ColocatedVllm,
@@ -379,6 +380,8 @@ class GroupStage(TrainingStage[GroupTraining, GroupTrainer]):
             refuse_lora_server(launched.sharding)
         if self.simulation is not None:
             refuse_simulated_sharding(launched.sharding)
+        if self.full is not None:
+            refuse_full_sharding(launched.sharding)
         max_tokens = recipe.sampling.max_tokens
         prompt_line = check_room(
             self.prompts,

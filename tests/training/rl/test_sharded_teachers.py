@@ -104,3 +104,22 @@ def test_split_teachers_score_as_whole_ones_do(policy: Path, tmp_path: Path, in_
 
     ended = forked(run, processes=2)
     assert "split over 2 processes, 0.00 GiB in each" in ended.text
+
+
+def test_the_whole_distributions_are_not_trained_on_under_zero3(policy: Path, tmp_path: Path):
+    message = "start with accelerate/fsdp2, or use objective: sampled"
+    with pytest.raises(ConfigError, match=message):
+        make_recipe(policy, tmp_path, objective="full", launch={"sharding": "zero3"})
+    # the launcher may shard where the recipe says nothing of it
+    trainer = {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
+    trainer |= {"max_steps": 1, "per_device_train_batch_size": 4}
+    recipe = make_recipe(policy, tmp_path / "out", trainer, objective="full")
+    teacher = write_teacher(tmp_path / "teacher", policy, moved=0.1)
+    ended = forked(
+        lambda: distil(recipe, {"first": teacher, "second": teacher}),
+        processes=2,
+        sharding="zero3",
+        check=False,
+    )
+    assert ended.codes == [1, 1]
+    assert message in ended.text
