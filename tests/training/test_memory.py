@@ -268,7 +268,7 @@ def test_teachers_are_planned_beside_the_policy(recipe: MakeRecipe):
     assert FrozenModels(frozen.models).bytes_on(torch.device("meta")) == sum(sizes)
     alone = replace(plan, teachers=0)
     assert plan.peak == alone.peak + sum(sizes)
-    with pytest.raises(ConfigError, match="teachers with .* teachers_in_memory"):
+    with pytest.raises(ConfigError, match=r"teachers with .* teachers_in_memory"):
         memory_line(plan, 0)
 
 
