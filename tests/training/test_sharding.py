@@ -37,6 +37,8 @@ CELLS = [
     # one process scores a single batch for a teacher, the other several
     ("zero3", "attention", False, "distill", False),
     ("fsdp2", "hybrid", False, "full", True),
+    # an adapter's student has its head in a group of its own
+    ("fsdp2", "attention", True, "full", False),
 ]
 
 

@@ -7,13 +7,15 @@ backward runs them again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
@@ -138,6 +140,25 @@ def full_objective(recipe: DistillConfig, teachers: Teachers) -> FullObjective:
         assert isinstance(scorer, InProcessTeacher), "the recipe refuses a server"
         in_process[name] = scorer
     return FullObjective(in_process, recipe.teacher_of)
+
+
+@contextlib.contextmanager
+def whole_head(student: PreTrainedModel) -> Iterator[None]:
+    """Hold the student's output head whole on every process inside the block, under FSDP 2.
+
+    Else each call of the head gathers it, and processes with other rows call it more or less often.
+    Entering the block is a collective.
+    """
+    shards = [module for module in _head(student).modules() if isinstance(module, FSDPModule)]
+    for shard in shards:
+        shard.set_reshard_after_forward(False, recurse=False)
+        shard.set_reshard_after_backward(False, recurse=False)
+        shard.unshard()
+    try:
+        yield
+    finally:
+        for shard in shards:
+            shard.reshard()
 
 
 @torch.no_grad()

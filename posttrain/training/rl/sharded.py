@@ -7,6 +7,8 @@ the same models in the same order, also where one of them has nothing to score.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,7 +25,8 @@ def split_weights(model: PreTrainedModel, device: torch.device) -> None:
         device: where each process keeps its parts.
     """
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
-    head = model.get_output_embeddings().to(device)
+    head: Any = model.get_output_embeddings()
+    head.to(device)
     # embeddings that are tied to the head stay whole with it
     whole_parameters = {*head.parameters()}
     layer_names = {*(model._no_split_modules or ())}
@@ -35,7 +38,8 @@ def split_weights(model: PreTrainedModel, device: torch.device) -> None:
 
 def share_bytes(model: PreTrainedModel, weight_bytes: int, *, processes: int) -> int:
     """Bytes that each process will hold of a model that is whole now, once it is split."""
-    head_bytes = sum(weight.nbytes for weight in model.get_output_embeddings().parameters())
+    head: Any = model.get_output_embeddings()
+    head_bytes = sum(weight.nbytes for weight in head.parameters())
     return head_bytes + (weight_bytes - head_bytes) // processes
 
 

@@ -129,7 +129,7 @@ class InProcessTeacher:
     @property
     def plain_model(self) -> Any:
         """Model without the wrapper of its adapters."""
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        return _plain_model(self.model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,8 +259,7 @@ class _TeacherLoader:
         if self.processes == 1:
             return
         model = self.models[self.model_key(config)]
-        plain_model = model.get_base_model() if isinstance(model, PeftModel) else model
-        split_weights(plain_model, self.device)
+        split_weights(_plain_model(model), self.device)
         if self.in_memory is not None:
             model.to("cpu")
 
@@ -394,6 +393,10 @@ class _TeacherLoader:
             base = f"on a base of {size.weight_bytes / GIB:.2f} GiB"
         adapter_gib = adapter_bytes / GIB
         return f"{parameter_count:,} parameters more, {adapter_gib:.3f} GiB {base}, {location}"
+
+
+def _plain_model(model: Any) -> Any:
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def _resolved(path: str) -> str:

@@ -33,6 +33,7 @@ from posttrain.training.rl.files import (
     rollout_file,
     write_part,
 )
+from posttrain.training.rl.full_objective import whole_head
 from posttrain.training.rl.loss import TokenSums, importance, ratio_rows, token_loss
 from posttrain.training.rl.metrics import (
     check_health,
@@ -254,7 +255,8 @@ class GroupTrainer(Resumable, GRPOTrainer):
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Train on a micro-batch; an update's last moves router biases, a step's writes a file."""
-        with self.clock.part("train"), self.sampled_weights():
+        head = nullcontext() if self.rollouts.full is None else whole_head(self.base_model)
+        with self.clock.part("train"), self.sampled_weights(), head:
             loss = super().training_step(*args, **kwargs)
         if self.accelerator.sync_gradients:
             self._violation = self.expert_bias.move(self.accelerator)
