@@ -28,6 +28,7 @@ from posttrain.jsontext import load_json
 from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, says, unfenced
+from reward.graders.visible import shown
 from reward.judge.quoting import look_alike_characters
 
 Arguments = Mapping[str, Any]
@@ -99,8 +100,11 @@ class Constraint:
     draw: Draw = _draw_nothing
 
     def holds(self, text: str, arguments: Arguments) -> bool:
-        """True where a text keeps the constraint, whatever its line breaks and Unicode form."""
-        text = _LINE_BREAK.sub("\n", _INVISIBLE.sub("", text)).replace("\u2029", "\n\n")
+        """True where a text, as a page shows it, keeps the constraint.
+
+        Line breaks and the Unicode form make no difference.
+        """
+        text = _LINE_BREAK.sub("\n", _INVISIBLE.sub("", shown(text))).replace("\u2029", "\n\n")
         return self.check(unicodedata.normalize("NFC", text).strip(), arguments)
 
     def wording(self, arguments: Arguments) -> str:

@@ -21,7 +21,8 @@ from posttrain.records import NOT_IN_FORMAT, Message, Score
 from posttrain.rollouts import Completion, Prompt
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import compared_score
-from reward.graders.tidy import bare, visible
+from reward.graders.tidy import bare
+from reward.graders.visible import visible
 
 N_GRAM = 16  # words; shorter sequences recur in answers that copy nothing
 FEWEST_NEEDED = 5  # documents that an answer depends on

@@ -23,7 +23,7 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import one_line
-from reward.graders.tidy import visible
+from reward.graders.visible import visible
 
 LONGEST = 100_000  # characters of an answer
 MOST_EVENTS = 12  # the search for a calendar is exponential in the events

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from reward.graders.visible import visible
+
 _SIGNS = str.maketrans({
     "−": "-", "‐": "-", "‑": "-", "‒": "-", "–": "-", "—": "-", "′": "'", "’": "'", "‘": "'",
     "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "∗": "*", "÷": "/", "⁄": "/", "∕": "/",
@@ -17,43 +19,18 @@ _SIGNS = str.maketrans({
     "α": "\\alpha ", "β": "\\beta ", "λ": "\\lambda ", "°": "^\\circ ", "º": "^\\circ ",
     "∅": "\\emptyset ", "∈": "\\in ", "→": "=>", "⇒": "=>", "➜": "=>", "⟹": "=>", "∴": "=>",
     "“": '"', "”": '"', "،": ",", "٬": ",", "٫": ".", "。": ". ", "、": ", ",
+    "✘": "✗", "❌": "✗", "❎": "✗", "🚫": "✗",
 })  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_COMMENT = re.compile(
-    # of HTML; a reference of Markdown to nowhere: [//]: # (a remark)
-    r"<!--.*?(?:-->|\Z)|^ {0,3}\[[^\]\n]{1,60}\]:[ \t]*(?:#|<#?>)(?:[ \t][^\n]*)?$",
-    re.DOTALL | re.MULTILINE,
-)
-# elements of HTML that a page does not show
-_HIDDEN = re.compile(
-    r"<(template|script|style)\b[^<>]{0,200}>.{0,2000}?</\1>"
-    r"|<(\w{1,20})(?:\s[^<>]{0,200})?\s(?:hidden\b|style=[\"'][^\"'<>]{0,200}(?:display\s?:\s?none"
-    r"|visibility\s?:\s?hidden|opacity\s?:\s?0(?![.\d])))[^<>]{0,200}>.{0,2000}?</\2>",
-    re.DOTALL | re.IGNORECASE,
-)
 # the argument of a command, with one level of braces inside
 _CONTENTS = r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
-# text that a page leaves blank or strikes out
-_STRUCK = re.compile(
-    rf"\\(?:[hv]?phantom|[bx]?cancel|sout){_CONTENTS}|<del>(?:(?!<del>).)*?</del>|(?<!~)~~(?![~\s])[^~\n]+~~(?!~)",
-    re.DOTALL | re.IGNORECASE,
-)
 # the only label of a formula, set in type: $\text{Result: } 18$
 _LABEL = re.compile(
     r"(?<=\$)\s?\\text\{\s*(?!not\b)([A-Za-z][A-Za-z ]{0,40}:)\s*\}(?=[^$:\n]*\$)", re.I
 )
 # chat markup and HTML
 _MARKUP = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>")
-
-
-def visible(text: str) -> str:
-    """The text that the reader of a rendered page sees and that is not struck out.
-
-    An answer in a comment of HTML or Markdown, in a hidden element, in a blank of its width or
-    under a line does not count.
-    """
-    return _STRUCK.sub("", _HIDDEN.sub("", _COMMENT.sub("", text)))
 
 
 def tidy(text: str) -> str:
@@ -81,7 +58,8 @@ def _to_ascii(character: str) -> str:
         return "\\frac{" + compatible.replace("\u2044", "}{") + "}"
     if compatible.isascii():
         return compatible
-    return "" if category in ("So", "Cf") or character == "\ufe0f" else character
+    left_out = category in ("So", "Cf") and character != "✗"  # which denies what it stands at
+    return "" if left_out or character == "\ufe0f" else character
 
 
 _FONT = (

@@ -82,11 +82,14 @@ def test_no_answer_hides_in_a_comment(name: str):
         f"{wrong}\n\n[//]: # ({one_line})",
         f"<span hidden>{answer}</span>",
         f'<div class="a" style="color: red; display: none">{answer}</div>',
+        f'<font color="white">{answer}</font>',
+        f"% {one_line}",
+        f"{wrong}\n\\iffalse\n{answer}\n\\fi",
     )
     scores = verify(environment, prompt, *texts)
     assert [environment.passes(score) for score in scores] == [
         *(True, False, False, True),
-        *[False] * 3,
+        *[False] * 6,
     ]
 
 
@@ -205,6 +208,15 @@ def test_every_constraint_reads_hostile_texts(text: str):
         assert constraint.holds(text, arguments | {"place": 1, "paragraph": 1}) in (True, False), (
             kind
         )
+
+
+def test_a_constraint_is_checked_on_what_a_page_shows():
+    keyword = {"words": ["lamp"], "at_least": 1}
+    for text in ("A light. <!-- lamp -->", "A light. <i title='lamp'></i>", "<p hidden>lamp</p> A"):
+        assert not CONSTRAINTS["keywords"].holds(text, keyword), text
+    for text in ("The l&#97;mp", "The <b>lamp</b>", "```\n<!-- lamp -->\n```", "A ~~lamp~~"):
+        assert CONSTRAINTS["keywords"].holds(text, keyword), text
+    assert not CONSTRAINTS["no_commas"].holds("red&#44; green&comma; blue", {})
 
 
 def test_a_bound_that_is_no_number_is_refused():
