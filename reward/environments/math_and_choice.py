@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections import deque
 from dataclasses import replace
 from typing import Any
 
@@ -32,9 +31,10 @@ from reward.graders.choice import (
     patterns_of,
     read_option,
 )
-from reward.graders.final_answer import answer_places, last_boxes
+from reward.graders.final_answer import answer_places, is_denied, last_boxes
 from reward.graders.math import Math, gold_text, tolerance_of
-from reward.graders.tidy import tidy, visible
+from reward.graders.tidy import tidy
+from reward.graders.visible import visible
 
 LONGEST = 200_000  # characters of an answer
 
@@ -90,6 +90,7 @@ _OPTION_NAME = re.compile(
 )
 _LETTER = re.compile(r"(?:either\b|[\s*_(\[{|])*([A-Za-z])\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'’]")
+_WORD_BEHIND = re.compile(r"\s+(?!(?:if|unless|or|and|is|because|since|as|so|otherwise)\b)[a-z]")
 
 
 class MultipleChoiceEnvironment(RLVREnvironment):
@@ -124,7 +125,7 @@ class MultipleChoiceEnvironment(RLVREnvironment):
         if letter is None:
             return Score(0.0, None, f"{NOT_IN_FORMAT}: no option in it")
         if letter == SEVERAL:
-            return Score(0.0, None, "several options are chosen")
+            return Score(0.0, None, "several options are chosen, or one that the text denies")
         return compared_score(letter == gold, letter, gold)
 
 
@@ -193,13 +194,40 @@ def by_pattern(patterns: list[Any], answer: str, options: dict[str, str]) -> str
     SEVERAL where the match is contradicted on its line, or by another answer behind it.
     """
     for pattern in patterns:
-        for match in deque(re.finditer(pattern, answer, re.IGNORECASE), maxlen=1):
-            group = next((k for k in range(1, len(match.groups()) + 1) if match[k]), 0)
-            behind = answer[match.end(group) :]
-            letter = read_option(match[group], options)
-            if len(match[group]) == 1 and _WORD.match(behind):
-                return None  # the letter begins a word
-            if _contradicted(match[group], behind, options):
-                return SEVERAL
-            return SEVERAL if _explicit_answers(behind, options) - {letter} else letter
+        choice: re.Match[str] | None = None
+        has_denied_choice = False
+        for match in re.finditer(pattern, answer, re.IGNORECASE):
+            if is_denied(answer, match.start(), match.end(_group(match))):
+                has_denied_choice = True
+            else:
+                choice = match
+        if choice is not None:
+            return _chosen_by(choice, options)
+        if has_denied_choice:
+            return SEVERAL
     return None
+
+
+def _group(match: re.Match[str]) -> int:
+    """Number of the first group that a match has text in; 0, all of it, where none has."""
+    return next((k for k in range(1, len(match.groups()) + 1) if match[k]), 0)
+
+
+def _chosen_by(match: re.Match[str], options: dict[str, str]) -> str | None:
+    """Letter that a match chooses; SEVERAL where the text behind it contradicts it."""
+    choice = match[_group(match)]
+    behind = match.string[match.end(_group(match)) :]
+    letter = read_option(choice, options)
+    if len(choice) == 1 and (_WORD.match(behind) or _is_word(choice, behind, options)):
+        return None  # the letter begins a word, or is one
+    if _contradicted(choice, behind, options):
+        return SEVERAL
+    return SEVERAL if _explicit_answers(behind, options) - {letter} else letter
+
+
+def _is_word(letter: str, behind: str, options: dict[str, str]) -> bool:
+    """Tell whether a letter is the word I, or an article: "I don't know", "A guess"."""
+    line = behind.split("\n", 1)[0]
+    if letter.upper() not in "AI" or read_option(line, options) is not None:
+        return False
+    return _WORD_BEHIND.match(line) is not None

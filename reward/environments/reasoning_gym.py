@@ -26,10 +26,10 @@ from posttrain.records import NOT_IN_FORMAT, Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import compared_score
-from reward.graders.final_answer import last_boxes
-from reward.graders.tidy import visible
+from reward.graders.final_answer import CROSS, last_boxes, without_denied_tags
+from reward.graders.visible import visible
 
-_WORD = re.compile(r"\d+(?:\.\d+)?|\w+")
+_WORD = re.compile(rf"\d+(?:\.\d+)?|\w+|{CROSS}")
 _LETTER = re.compile(r"[^\W\d_]")
 _HEDGES = frozenset({"or", "either", "maybe", "true", "false", "yes", "no"})
 _FILLER = frozenset({"a", "an", "and", "answer", "final", "is", "it", "s", "so", "the", "word"})
@@ -91,7 +91,7 @@ class ReasoningGymEnvironment(RLVREnvironment):
 
 
 def _says_more(answer: str, gold: str) -> bool:
-    """Tell whether an answer has a word that the gold has not, filler apart.
+    """Tell whether an answer has a word or cross that the gold has not, filler apart.
 
     Of a gold that is a number only further numbers and hedges count: its unit may follow.
     """
@@ -105,8 +105,9 @@ def _says_more(answer: str, gold: str) -> bool:
 def _read_answer(text: str) -> str | None:
     """The tagged answer, else the last box, else all of the text.
 
-    None where tags contradict one another or one is left open.
+    None where tags contradict one another, or one is left open. A tag that the text denies is none.
     """
+    text = without_denied_tags(text)
     tagged_parts = [part.partition("</answer>") for part in text.split("<answer>")[1:]]
     if not tagged_parts:
         return last_boxes(text) or text.strip()

@@ -135,12 +135,16 @@ _MENTION = re.compile(
     r"|\s+(?=(?:or|and|because|since|as|is)\b|[/&]))?",
     re.MULTILINE,
 )
-# "not A or B", "C is wrong"
+_VERB = re.compile(r"\s+[a-z]")  # "Answer: I don't know"
+# "not A or B", "not the answer: A", "✗ B", "C is wrong"
 _DENIED = re.compile(
     r"(?:(?i:\b(?:not|neither|nor|except|anything but|than|rule out|eliminate|no es|nicht|pas))\b"
     r"|n't\b|不是)[^.,;:!?\n]{0,20}?(?<![A-Za-z])[A-Z]\b(?:(?:,| or| nor| and)+ [A-Z]\b)*"
+    r"|(?i:\bnot (?:\w+ ){0,2}(?:answer|option|choice|solution))\W{1,4}[A-Z]\b"
+    r"|(?:^|:)[^\w\n]*(?:✗|\\neq?\b)\W{0,4}[A-Z]\b|(?<![A-Za-z])[A-Z]\b[^\w\n]{0,4}✗"
     r"|(?<![A-Za-z])[A-Z]\b(?:(?:,| or| nor| and){1,2} [A-Z]\b){0,8}\W{0,4}"
-    r"(?:is|are|can be|would be)(?: not|n't| too| wrong| incorrect| false| ruled out)\b"
+    r"(?:is|are|can be|would be)(?: not|n't| too| wrong| incorrect| false| ruled out)\b",
+    re.MULTILINE,
 )
 _AND = re.compile(r"[\s*_)\]}]*(?:\b(?:or|and)\b|[/,&和或])[\s*_(\[{]*", re.IGNORECASE)
 
@@ -215,14 +219,17 @@ def _mentioned_option(text: str, options: Options, kind: str) -> str | None:
 
 def _names_option(mention: re.Match[str]) -> bool:
     """Tell a letter that names an option from the article of "A good guess" and the word I."""
-    return mention["letter"] not in "AI" or bool(mention["named"]) or mention["stop"] is not None
+    if mention["letter"] not in "AI" or mention["stop"] is not None:
+        return True
+    is_pronoun = mention["letter"] == "I" and _VERB.match(mention.string, mention.end("letter"))
+    return bool(mention["named"]) and not is_pronoun
 
 
 def read_option(text: str, options: Options) -> str | None:
     """Letter of the option that a short text is: "C", "(c)", "C. 5", "\\\\text{C}", or its text."""
     match = _LETTER.fullmatch(bare(text)) if len(text) <= LINE else None
     letter = match[1].upper() if match else ""
-    if match is None or letter not in options:
+    if match is None or letter not in options or "✗" in match.string:
         return _option_with_text(text, options)
     if match[1] not in options and (letter_of_text := _option_with_text(match[1], options)):
         letter = letter_of_text  # the text of an option is "c"

@@ -38,8 +38,13 @@ LABEL = re.compile(
 )
 # of any words, in a box or tag: "Total: 18"; "John: 5, Mary: 6" is an answer
 _NAME = re.compile(r"\s*[A-Za-z]{3}[A-Za-z ]*:\s+(?=[^:]+\Z)")
+CROSS = "[✗✘❌❎🚫]"
 _DENIAL = re.compile(  # in a label: "The answer cannot be", "La respuesta no es"
-    r"\b(?:not|cannot|no|nicht|ne|não|non|не|ikke|inte|niet|false|wrong)\b|n't\b|\bn'|不", re.I
+    r"\b(?:not|cannot|no|nicht|ne|não|non|не|ikke|inte|niet|false|incorrect|wrong)\b|n't\b|\bn'|不",
+    re.I,
+)
+_DENIED_LABEL = re.compile(  # before a label: "It is not the right"
+    r"(?:\b(?:not|never)\b|n['’]t\b)(?:\s+(?:the|an?|my|right|correct|final))*\s*\Z", re.I
 )
 # phrases that take back everything before them
 _CORRECTION = re.compile(
@@ -79,6 +84,7 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
     corrections = list(_CORRECTION.finditer(text))
     if corrections:
         text = text[corrections[-1].end() :].lstrip(" ,.:;\n")
+    text = without_denied_tags(text)
     tags = [tag for tag in TAG.findall(text) if tag.strip()]
     if tags:
         inner_place = next((p for p in answer_places(tags[-1]) if p.kind != "line"), None)
@@ -97,7 +103,7 @@ def answer_places(text: str) -> Iterator[AnswerPlace]:
     if field is not None:
         yield AnswerPlace("json", field)
         return
-    labels = [label for label in LABEL.finditer(text) if not _DENIAL.search(label.group())]
+    labels = [label for label in LABEL.finditer(text) if not _is_denied_label(text, label)]
     behind = text[labels[-1].end() :][:LINE].strip() if labels else ""
     if behind:
         yield AnswerPlace("label", behind)
@@ -137,11 +143,17 @@ def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
     return None, ""
 
 
+def _is_denied_label(text: str, label: re.Match[str]) -> bool:
+    """Tell whether a label says what the answer is not, or the words before it do."""
+    before = text[max(0, label.start() - DENIAL) : label.start()]
+    return bool(_DENIAL.search(label[0]) or _DENIED_LABEL.search(before))
+
+
 def _without_label(contents: str) -> str:
     """Take a label out of the contents of a box or tag: "\\text{Answer: } 18" → "18"."""
     answer = bare(contents)
     label = LABEL.search(answer) or _NAME.match(answer)
-    if label is None or _DENIAL.search(label[0]):
+    if label is None or _DENIAL.search(answer[: label.end()]):
         return contents
     return answer[label.end() :]
 
@@ -176,15 +188,23 @@ _CONJUNCTION = re.compile(
 DENIAL = 40  # characters beside a box in which it may be denied
 _DENIES_NEXT = re.compile(
     r"(?:\b(?:not|never|neither|nor|unlike|except|excluding|instead of|rather than|as opposed to"
-    r"|anything but|by no means)\b|n['’]t\b|\\(?:ne|neq|not|nRightarrow)(?![A-Za-z])|!=|≠)"
+    r"|anything but|by no means)\b|n['’]t\b|\\(?:ne|neq|not|nRightarrow)(?![A-Za-z])|!=|≠"
+    rf"|(?:^|:)\W*{CROSS}"
+    # a heading; an "incorrect option" may be what is asked for
+    r"|^\W*(?:wrong|incorrect|false) (?:answers?|solutions?|options|choices)[ \t*_:]*\n[\s*_-]*)"
     r"(?:\s|[$*({}]|\\[(\[]|\\[a-z]*box|\\text)*\Z",
-    re.IGNORECASE,
+    re.IGNORECASE | re.MULTILINE,
 )
 _DENIES_LAST = re.compile(
-    r"(?:[\s$*)},]|\\[)\]])*(?:(?:which|that)\s)?(?:is|was|are|would be|must be)"
+    r"(?:[\s$*)},]|\\[)\]])*+(?:(?:(?:which|that)\s)?(?:is|was|are|would be|must be)"
     r"(?:\s+(?:clearly|also|then|now))?"
     r"(?:\s+(?:wrong|incorrect|false|too \w+)|(?:\s+not|n['’]t)\s+(?:right|correct|true|it"
-    r"|possible|(?:the|an?) (?:\w+ )?(?:answer|solution)))\b",
+    r"|possible|(?:the|an?) (?:\w+ )?(?:answer|solution)))\b"
+    # in a sentence of its own
+    r"|[\s.;:!—-]*+(?:(?:actually|wait|no|sorry|oops|hmm|but)\b[\s,.!]*+)*+(?:that|this|it)"
+    r"(?: answer)? (?:is|was) (?:wrong|not (?:right|correct))(?=\s*(?:[.;,!]|\Z)))"
+    # on its line: a cross, or a question that stays open or is answered with no
+    rf"|(?:[ \t$*)}},]|\\[)\]])*+(?:{CROSS}|\?\s*(?:no\b|\Z))",
     re.IGNORECASE,
 )
 # between two boxes: another sentence or line, a step or a correction
@@ -206,21 +226,27 @@ def last_boxes(text: str) -> str | None:
     return boxes[-1].contents if boxes else None
 
 
+def without_denied_tags(text: str) -> str:
+    """Take tags out of a text that denies them: "<answer>5</answer> is wrong"."""
+    return TAG.sub(lambda tag: "" if is_denied(text, *tag.span()) else tag[0], text)
+
+
 def _without_denied_boxes(text: str) -> str:
     """Take boxes out of a text that denies them: "not \\boxed{5}", "\\boxed{5} is wrong"."""
     parts: list[str] = []
     end = 0
     for box in _find_boxes(text):
-        if _is_denied(text, box):
+        if is_denied(text, box.start, box.end):
             parts.append(text[end : box.start])
             end = box.end
     return "".join(parts) + text[end:]
 
 
-def _is_denied(text: str, box: _Span) -> bool:
-    """Tell whether the words right before or right behind a box deny it."""
-    before = text[max(0, box.start - DENIAL) : box.start]
-    return bool(_DENIES_NEXT.search(before) or _DENIES_LAST.match(text, box.end))
+def is_denied(text: str, start: int, end: int) -> bool:
+    """Tell whether the words right before or right behind an answer deny it."""
+    before = text[max(0, start - DENIAL) : start]
+    denied_before = _DENIES_NEXT.search(before) or _DENIED_LABEL.search(before)
+    return bool(denied_before or _DENIES_LAST.match(text, end))
 
 
 def _is_alternative(between: str) -> bool:

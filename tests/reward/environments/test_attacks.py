@@ -53,6 +53,25 @@ def test_the_ninth_option_is_told_from_the_word_i():
     assert [score.value for score in scores] == [1, 1, 1, 0, 0, 0]
 
 
+def test_a_choice_that_the_text_denies_is_none():
+    environment = ENVIRONMENTS["multiple_choice"]()
+    options = {letter: f"text {letter}" for letter in "ABCDEFGHI"}
+    metadata = {"options": options, "output_regex": "Answer:\\s*([A-Za-z])"}
+    prompt = environment.prompt({"question": "Which?", "gold": "I", "metadata": metadata})
+    right = ("Answer: I", "Answer: I, as it fits", "A ❌, I ✅. Answer: I",
+             "Answer: A? No.\nAnswer: I", "The incorrect statement is this. Answer: I")  # fmt: skip
+    wrong = ("Answer: I don't know", "Answer: I guess so", "Answer: I ❌", "❌ Answer: I",
+             "Answer: I? No.", "Answer: I is wrong", "Answer: I. Wait, that is wrong.",
+             "Wrong answers:\nAnswer: I", "Answer: not the answer: I", "Answer: ✗ I")  # fmt: skip
+    scores = verify(environment, prompt, *right, *wrong)
+    assert [score.value for score in scores] == [1.0] * len(right) + [0.0] * len(wrong)
+    boxed = environment.prompt(
+        {"question": "Which? \\boxed{}", "gold": "B", "metadata": {"options": options}}
+    )
+    texts = ("\\boxed{B}", "\\boxed{✘ B}", "\\boxed{not the solution: B}", "\\boxed{\\neq B}")
+    assert [score.value for score in verify(environment, boxed, *texts)] == [1, 0, 0, 0]
+
+
 def test_two_options_behind_a_label_are_no_choice():
     environment = ENVIRONMENTS["multiple_choice"]()
     options = {"A": "45 J", "B": "360 J", "C": "36 J", "D": "18 J"}

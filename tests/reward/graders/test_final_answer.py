@@ -32,6 +32,14 @@ from reward.graders.final_answer import find_answer
         ("\\boxed{5} or maybe \\boxed{6}", "5, 6"), ("\\boxed{5}; alternatively \\boxed{6}", "5, 6"),
         ("\\boxed{5}, hence \\boxed{6}", "6"), ("$x=\\boxed{5}$\nfor part two \\boxed{6}", "6"),
         ("This is not hard: \\boxed{5}.", "5"), ("\\boxed{5} is not rounded", "5"),
+        ("\\boxed{5}. Wait, that is wrong. \\boxed{6}\nHmm, no, this is not correct.", None), ("\\boxed{5} \\boxed{6} ❌", "5"),
+        ("- \\boxed{5}\n- ✗ \\boxed{6}", "5"), ("\\boxed{5}\n\nWrong answers:\n- \\boxed{6}", "5"),
+        ("\\boxed{5}. Is it \\boxed{6}? No.", "5"), ("\\boxed{6}: could it be \\boxed{7}?", "6"),
+        ("\\boxed{not the answer: 6}", "not the answer: 6"), ("\\boxed{wrong answer: 6}", "wrong answer: 6"),
+        ("<answer>5</answer> <answer>6</answer> is wrong.", "5"),
+        ("- 6 ❌\n- 5 ✅\n\n\\boxed{5}\n❌ the others", "5"), ("Is it \\boxed{5}? Yes.", "5"),
+        ("Wrong answers: \\boxed{5}", "5"), ("\\boxed{5}\n\nIt is wrong to add them.", "5"),
+        ("The inspector rejects \\boxed{5} of them", "5"), ("Incorrect statement: \\boxed{5}", "5"),
         ("Answer: 3\n\nthat is \\boxed{4}", "4"),  # a box before a label
         ("is \\boxed{3}. Final Answer: The final answer is $4$. I hope it is correct.", "4"),
         ("$y_1 = \\boxed{1}$ and $y_2 = \\boxed{2}$", "1, 2"),
@@ -98,6 +106,7 @@ HOSTILE = (
     "\\boxed{", "$", "\\[", "answer is ", "<answer>", "#### \n", "1,111", "5 or ", "答案", '{"answer": ',
     "**1", "- ", "1 because ", "*", "'answer':", "wait, I ", "not A or ", "5 m/", "\\\\", "(A) or ", "A",
     "option ", "\\text{", "A and ", "<del>", "\\cancel{", "~~a", "\\boxed{5} not ", "\\boxed{5} )  ",
+    "\\boxed{5}. no, ", "\\boxed{5}?", "<a style=", "\\color{white}{", "% ", "\\iffalse ", "](a \"", "<a ",
 )  # fmt: skip
 
 
