@@ -26,7 +26,10 @@ FIELDS_OF_A_TEXT = 2  # fields that may have the same text
 TOLERATED = 0.04  # share of contradicted values: other spellings, and values that were computed
 DATE_WINDOW = 30  # characters around a year in which the other parts of a date stand
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*\.?")
-_NUMBER = re.compile(r"(?<![^\W\d_])\d+(?:[.,]\d+)*(?![A-Z])")
+# letters of scripts that put no spaces between words, or join particles to them: Thai to Hangul
+_UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
+_NUMBER = re.compile(rf"(?<![^\W\d_{_UNSPACED}])\d+(?:[.,]\d+)*(?![A-Z])")
+_UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]{{2,}}")
 _CODE = re.compile(r"\b(?=\w*\d)(?=\w*[^\W\d_])\w+")  # LS1, 4AP
 _ENTITY = re.compile(r"[^\W\d_a-z][\w'’]*(?:[ \n](?:& )?[^\W\d_a-z][\w'’]*)*")
 _DATE = re.compile(r"(?<!\d)\d{4}(?!\d)")
@@ -175,6 +178,8 @@ class Document:
 
     def _has_word(self, word: str) -> bool:
         plain = word.rstrip(".").casefold()
+        if _UNSPACED_WORD.fullmatch(plain):
+            return plain in self._squeezed
         return _stem(plain) in self._stems or (word[-1] == "." and plain in self._abbreviations)
 
     def _has_numbers_of(self, text: str) -> bool:

@@ -16,11 +16,12 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
 from typing import Any, cast
 
 import yaml
-from jsonschema.validators import validator_for
+from jsonschema import ValidationError, validators
 from referencing import Registry
 
 from posttrain.jsontext import encode_json, first_error, load_json, schema_error
@@ -73,7 +74,9 @@ class StructuredOutputEnvironment(RLVREnvironment):
         shown = json_text(value)[:200]
         schema = task["schema"]
         # an empty registry, so that no reference is fetched from the network
-        validator: Any = validator_for(schema)(schema, registry=Registry())
+        validator_class = _decimal_validator(validators.validator_for(schema))
+        registry: Registry[Any] = Registry()
+        validator = validator_class(schema, registry=registry)
         if (error := first_error(validator.iter_errors(value))) is not None:
             return Score(0.0, shown, f"schema: {error.json_path}: {error.message[:150]}")
         if fields := task.get("fields"):
@@ -96,8 +99,23 @@ class StructuredOutputEnvironment(RLVREnvironment):
 def _schema_problem(text: str) -> str | None:
     """First error of a schema, given as JSON text; None for a valid one."""
     schema: Any = json.loads(text)
-    error = schema_error(validator_for(schema), schema)
+    error = schema_error(validators.validator_for(schema), schema)
     return None if error is None else error.message
+
+
+@functools.cache
+def _decimal_validator(validator: Any) -> Any:
+    """Validator class by which 19.99 is a multiple of 0.01, as it is in decimal."""
+    return cast(Any, validators).extend(validator, {"multipleOf": _multiple_errors})
+
+
+def _multiple_errors(
+    validator: Any, step: float, value: Any, schema: Any
+) -> Iterator[ValidationError]:
+    if not validator.is_type(value, "number"):
+        return
+    if (Fraction(str(value)) / Fraction(str(step))).denominator != 1:
+        yield ValidationError(f"{value} is not a multiple of {step}")
 
 
 def _read_value(task: Mapping[str, Any], completion: Completion) -> Any:

@@ -179,6 +179,37 @@ def test_valid_and_in_the_prompts_words(row: dict[str, Any], answer: str, value:
     assert score.value == value
 
 
+@pytest.mark.parametrize(
+    ("step", "price", "value"),
+    [(0.01, "19.99", 1), (0.01, "0.07", 1), (0.1, "0.3", 1), (1e-6, "7e-6", 1), (0.01, "1e300", 1),
+     (0.01, "19.999", 0), (0.5, "1.3", 0), (1e-6, "1.0000005", 0), (0.01, '"19.99"', 1)],
+)  # fmt: skip
+def test_multiples_are_those_of_decimal_numbers(step: float, price: str, value: float):
+    row = structured({"properties": {"price": {"multipleOf": step}}}, match="schema_only")
+    environment = ENVIRONMENTS["structured_output"]()
+    [score] = verify(environment, environment.prompt(row), f'{{"price": {price}}}')
+    assert score.value == value
+
+
+@pytest.mark.parametrize(
+    ("document", "right", "wrong"),
+    [
+        ("王芳于2021年3月9日在成都买了7本书，每本48元。", ("王芳", "成都", 7, 48), ("李娜", "上海", 9, 12)),
+        ("田中一郎は京都で机を4台、1台9,800円で買った。", ("田中一郎", "京都", 4, 9800), ("佐藤", "東京", 6, 500)),
+        ("박지훈은 대구에서 공책 6권을 권당 1500원에 샀다.", ("박지훈", "대구", 6, 1500), ("이영희", "서울", 8, 900)),
+        ("สมหญิงซื้อเก้าอี้5ตัวที่ขอนแก่นราคาตัวละ450บาท", ("สมหญิง", "ขอนแก่น", 5, 450), ("วิชัย", "ภูเก็ต", 8, 120)),
+    ],
+)  # fmt: skip
+def test_values_are_found_in_a_document_without_spaces(
+    document: str, right: tuple[Any, ...], wrong: tuple[Any, ...]
+):
+    fields = ("name", "city", "quantity", "price")
+    environment = ENVIRONMENTS["structured_output"]()
+    prompt = environment.prompt(structured({"type": "object"}) | {"question": document})
+    texts = [json.dumps(dict(zip(fields, values, strict=True))) for values in (right, wrong)]
+    assert [score.value for score in verify(environment, prompt, *texts)] == [1, 0]
+
+
 def test_the_share_that_cannot_be_checked_goes_to_the_log_and_a_source_may_ask_for_nvidia_s_rule():
     schema = {
         "type": "object",
