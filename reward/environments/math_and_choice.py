@@ -25,6 +25,7 @@ from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import Attempt, compared_score
 from reward.graders.choice import (
     SEVERAL,
+    WORD_BEHIND,
     MultipleChoice,
     chosen_option,
     options_of,
@@ -90,7 +91,6 @@ _OPTION_NAME = re.compile(
 )
 _LETTER = re.compile(r"(?:either\b|[\s*_(\[{|])*([A-Za-z])\b", re.IGNORECASE)
 _WORD = re.compile(r"[\w'’]")
-_WORD_BEHIND = re.compile(r"\s+(?!(?:if|unless|or|and|is|because|since|as|so|otherwise)\b)[a-z]")
 
 
 class MultipleChoiceEnvironment(RLVREnvironment):
@@ -230,4 +230,4 @@ def _is_word(letter: str, behind: str, options: dict[str, str]) -> bool:
     line = behind.split("\n", 1)[0]
     if letter.upper() not in "AI" or read_option(line, options) is not None:
         return False
-    return _WORD_BEHIND.match(line) is not None
+    return WORD_BEHIND.match(line) is not None

@@ -135,7 +135,11 @@ _MENTION = re.compile(
     r"|\s+(?=(?:or|and|because|since|as|is)\b|[/&]))?",
     re.MULTILINE,
 )
-_VERB = re.compile(r"\s+[a-z]")  # "Answer: I don't know"
+# behind the word I, or an article: "Answer: I don't know", "A guess"; not "I rather than B"
+WORD_BEHIND = re.compile(
+    r"\s+(?!(?:if|unless|otherwise|or|and|but|is|because|since|as|so|for|which|not|unlike|over"
+    r"|rather|instead)\b)[a-z]"
+)
 # "not A or B", "not the answer: A", "✗ B", "C is wrong"
 _DENIED = re.compile(
     r"(?:(?i:\b(?:not|neither|nor|except|anything but|than|rule out|eliminate|no es|nicht|pas))\b"
@@ -221,8 +225,8 @@ def _names_option(mention: re.Match[str]) -> bool:
     """Tell a letter that names an option from the article of "A good guess" and the word I."""
     if mention["letter"] not in "AI" or mention["stop"] is not None:
         return True
-    is_pronoun = mention["letter"] == "I" and _VERB.match(mention.string, mention.end("letter"))
-    return bool(mention["named"]) and not is_pronoun
+    is_word = WORD_BEHIND.match(mention.string, mention.end("letter"))
+    return bool(mention["named"]) and not (mention["letter"] == "I" and is_word)
 
 
 def read_option(text: str, options: Options) -> str | None:

@@ -24,8 +24,8 @@ _LATEX_COMMENT = re.compile(
 _CODE = re.compile(r"(^[ ]{0,3}(```|~~~).*?(?:^[ ]{0,3}\2|\Z))", re.DOTALL | re.MULTILINE)
 _WHITE = r"(?:white|transparent|\#?fff(?:f?f?|fff(?:ff)?)\b|rgba?\(255,\s?255,\s?255[^)]*\))"
 _UNSEEN = (
-    r"display\s?:\s?none|visibility\s?:\s?(?:hidden|collapse)|opacity\s?:\s?0(?![.\d])"
-    r"|font-size\s?:\s?0(?![.\d])|(?:left|top|text-indent)\s?:\s?-\d{3}"
+    r"display\s?:\s?none|visibility\s?:\s?(?:hidden|collapse)|opacity\s?:\s?0(?:\.0*)?(?![.\d])"
+    r"|(?:font-size|height)\s?:\s?0(?![.\d])|(?:left|top|text-indent)\s?:\s?-\d{3}"
     rf"|(?<![\w-])color\s?:\s?{_WHITE}"
 )
 # elements of HTML that a page does not show; white text on a background is seen
@@ -40,7 +40,7 @@ _HIDDEN = re.compile(
 _TAG = re.compile(
     r"(?<!<)<(?:a|abbr|b|body|br|button|code|div|em|font|h\d|i|iframe|img|input|li|link|meta|option|p|pre"
     r"|section|small|span|strong|sub|sup|table|td|textarea|th|tr|u|ul|video)"
-    r"\s+[a-z-]+\s?=[^<>]*>"
+    r"\s+[a-z-]+\s?=(?:\"[^\"]{0,500}\"|'[^']{0,500}'|[^<>\"'])*+>"
     r"|(?<=\])\(\S{1,300}\s+(?:\"[^\"\n]*\"|'[^'\n]*')\)",  # the target and title of a link
     re.IGNORECASE,
 )

@@ -58,7 +58,7 @@ def test_a_choice_that_the_text_denies_is_none():
     options = {letter: f"text {letter}" for letter in "ABCDEFGHI"}
     metadata = {"options": options, "output_regex": "Answer:\\s*([A-Za-z])"}
     prompt = environment.prompt({"question": "Which?", "gold": "I", "metadata": metadata})
-    right = ("Answer: I", "Answer: I, as it fits", "A ❌, I ✅. Answer: I",
+    right = ("Answer: I", "Answer: I, as it fits", "Answer: I rather than B", "A ❌, I ✅. Answer: I",
              "Answer: A? No.\nAnswer: I", "The incorrect statement is this. Answer: I")  # fmt: skip
     wrong = ("Answer: I don't know", "Answer: I guess so", "Answer: I ❌", "❌ Answer: I",
              "Answer: I? No.", "Answer: I is wrong", "Answer: I. Wait, that is wrong.",
