@@ -28,7 +28,11 @@ DATE_WINDOW = 30  # characters around a year in which the other parts of a date 
 _WORD = re.compile(r"[^\W\d_]+(?:['’][^\W\d_]+)*\.?")
 # letters of scripts that put no spaces between words, or join particles to them: Thai to Hangul
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af"
-_NUMBER = re.compile(rf"(?<![^\W\d_{_UNSPACED}])\d+(?:[.,]\d+)*(?![A-Z])")
+_SCRIPT_BORDER = re.compile(
+    rf"(?<=[{_UNSPACED}])(?=[^\W{_UNSPACED}])|(?<=[^\W{_UNSPACED}])(?=[{_UNSPACED}])"
+)
+_ISO_TIME = re.compile(r"(?<=\d)T(?=\d\d:?\d\d)|(?<=:\d\d)Z\b")  # 2024-05-02T14:03:11Z
+_NUMBER = re.compile(r"(?<![^\W\d_])\d+(?:[.,]\d+)*(?![A-Z])")
 _UNSPACED_WORD = re.compile(rf"[{_UNSPACED}]{{2,}}")
 _CODE = re.compile(r"\b(?=\w*\d)(?=\w*[^\W\d_])\w+")  # LS1, 4AP
 _ENTITY = re.compile(r"[^\W\d_a-z][\w'’]*(?:[ \n](?:& )?[^\W\d_a-z][\w'’]*)*")
@@ -92,7 +96,7 @@ class Document:
     """Text of a prompt without the schema that it shows, for looking values up."""
 
     def __init__(self, text: str, schema: Any) -> None:
-        text = _without_schema(text)
+        text = _without_schema(_spaced(text))
         schema_words = Counter(_words(json_text(schema)))
         word_counts = Counter(_words(text))
         if sum(word_counts[word] > 0 for word in schema_words) > 0.8 * len(schema_words):
@@ -148,6 +152,7 @@ class Document:
 
     def _has_text(self, text: str) -> bool | None:
         """Tell whether the document has a text; None where nothing can be said."""
+        text = _spaced(text)
         words = _WORD.findall(text)
         content_words = [w for w in words if w.rstrip(".").casefold() not in _EMPTY_WORDS]
         has_digits = any(map(str.isdigit, text))
@@ -241,6 +246,11 @@ def _without_schema(text: str) -> str:
         document += " " if '"type"' in json_text(value) else text[start:end]
         position = end
     return document + text[position:]
+
+
+def _spaced(text: str) -> str:
+    """The text with room between its scripts, and between a date and its time."""
+    return _SCRIPT_BORDER.sub(" ", _ISO_TIME.sub(" ", text))
 
 
 def _words(text: str) -> list[str]:
