@@ -263,13 +263,43 @@ def uses_sigmoid(router: torch.nn.Module) -> bool:
 
 
 def recurrent_layers(model: torch.nn.Module) -> int:
-    """Number of layers that carry a state from token to token (Mamba, linear attention)."""
+    """Number of layers that carry a state from token to token: what no attention mask separates.
+
+    These are Mamba layers, linear attention and short convolutions, by their parts; and where a
+    model has none of these parts, the layers that its config or its class says are recurrent.
+    """
     count = 0
-    for module in model.modules():
-        is_mamba = "Mamba" in type(module).__name__.removesuffix("ForCausalLM")
-        if hasattr(module, "A_log") or (is_mamba and hasattr(module, "conv1d")):
+    outer = None  # a layer with several convolutions is one layer
+    for name, module in model.named_modules():
+        if _carries_state(module) and (outer is None or not name.startswith(f"{outer}.")):
+            outer = name
             count += 1
-    return count
+    config: Any = getattr(model, "config", None)
+    if count or config is None:
+        return count
+    text_config = config.get_text_config()
+    layer_types: list[str] = list(getattr(text_config, "layer_types", None) or [])
+    linear = layer_types.count("linear_attention")
+    # compressed keys, RWKV, xLSTM
+    if not linear and getattr(model, "_is_stateful", False):
+        return text_config.num_hidden_layers
+    return linear
+
+
+def _carries_state(module: torch.nn.Module) -> bool:
+    """True for a layer of a state-space model or with a convolution over the tokens before."""
+    if hasattr(module, "A_log"):
+        return True
+    return any(
+        isinstance(child, torch.nn.Conv1d) and child.padding == (child.kernel_size[0] - 1,)
+        for child in module.children()
+    )
+
+
+def has_only_scans(model: torch.nn.Module) -> bool:
+    """True if all recurrent layers are scans, as in Mamba, whose kernels take packed sequences."""
+    scans = sum(hasattr(module, "A_log") for module in model.modules())
+    return scans == recurrent_layers(model)
 
 
 def has_recurrent_kernels() -> bool:

@@ -298,7 +298,12 @@ def _make_mask(model: torch.nn.Module, shape: StepShape) -> Any:
     if not recurrent_layers(model):
         return square
     padding = torch.ones(rows, columns) if shape.masked else None
-    return {"full_attention": square, "linear_attention": padding}
+    config: Any = model.config
+    layer_types = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if layer_types == {"linear_attention"}:  # Mamba alone has no mapping of masks
+        return padding
+    masks = dict.fromkeys(layer_types | {"full_attention"}, square)
+    return masks | {"linear_attention": padding, "conv": padding}
 
 
 def _score(hidden: torch.Tensor, head: Any, shape: StepShape, *, fused: bool) -> torch.Tensor:

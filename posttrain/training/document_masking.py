@@ -20,7 +20,12 @@ from transformers import PreTrainedModel
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from posttrain.errors import ConfigError, DataError
-from posttrain.models.load import VARLEN_ATTENTION, has_recurrent_kernels, recurrent_layers
+from posttrain.models.load import (
+    VARLEN_ATTENTION,
+    has_only_scans,
+    has_recurrent_kernels,
+    recurrent_layers,
+)
 from posttrain.tokens.encode import IGNORED
 
 Batch = dict[str, Any]
@@ -45,7 +50,7 @@ def choose_document_masking(requested: str, model: PreTrainedModel, *, context: 
     attention = model.config._attn_implementation
     varlen = attention in VARLEN_ATTENTION
     recurrent = recurrent_layers(model)
-    kernels = has_recurrent_kernels()
+    kernels = has_recurrent_kernels() and has_only_scans(model)
     if requested == "auto":
         if recurrent and not kernels:
             return "unpacked"
@@ -54,6 +59,12 @@ def choose_document_masking(requested: str, model: PreTrainedModel, *, context: 
         raise ConfigError(
             f"document_masking block_diagonal masks attention only: the {recurrent} recurrent "
             f"layers of {type(model).__name__} would carry state across sequences. "
+            "Set document_masking: unpacked (one sequence a row)"
+        )
+    if requested == "varlen" and recurrent and not has_only_scans(model):
+        raise ConfigError(
+            f"document_masking varlen: the {recurrent} recurrent layers of {type(model).__name__} "
+            "would carry state across sequences, and no kernel is known that keeps them apart. "
             "Set document_masking: unpacked (one sequence a row)"
         )
     if requested == "varlen" and recurrent and not kernels:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, set_seed
 
 from posttrain.errors import ConfigError, DataError
+from posttrain.models.load import build_model, recurrent_layers
+from posttrain.training.activations import StepShape, measure_step
 from posttrain.training.document_masking import (
     MaskingProbe,
     check_probe,
@@ -18,6 +20,7 @@ from posttrain.training.document_masking import (
     sequence_ids,
     sequences,
 )
+from posttrain.training.launch import Launched
 from tests.training.tiny import attention_model, hybrid_model, make_sequence
 
 LAYOUTS = ("varlen", "block_diagonal", "unpacked")
@@ -90,6 +93,65 @@ def test_the_hybrid_is_done_right_unpacked():
     for asked in ("varlen", "block_diagonal"):
         with pytest.raises(ConfigError, match="document_masking: unpacked"):
             choose_document_masking(asked, model)
+
+
+SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0,
+}  # fmt: skip
+HEAD = {"head_dim": 16, **SMALL}
+# by what carries the state: short convolutions, a scan of the class's own, linear attention, keys
+# that are convolved or compressed, gated delta nets, Mamba; and the number of such layers
+FAMILIES = {
+    "lfm2": ({**SMALL, "layer_types": ["conv", "full_attention"]}, 1),
+    "lfm3": ({**SMALL, "layer_types": ["conv", "full_attention"]}, 1),
+    "rwkv": ({"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}, 2),
+    "recurrent_gemma": ({**SMALL, "block_types": ["recurrent", "attention"], "lru_width": 32}, 1),
+    "minimax": ({**HEAD, "num_local_experts": 2, "num_experts_per_tok": 1}, 1),
+    "zaya": (
+        {name: value for name, value in HEAD.items() if name != "intermediate_size"}
+        | {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32},
+        2,
+    ),
+    "qwen3_next": (
+        HEAD | {
+            "num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 16, "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+        1,
+    ),
+    "mamba": ({"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}, 2),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_no_family_with_a_state_is_packed(model_type: str):
+    """Measured: packed, its logits differ from those alone; in rows of their own they do not."""
+    fields, layers = FAMILIES[model_type]
+    set_seed(0)
+    model = build_model({"model_type": model_type, **fields})
+    assert recurrent_layers(model) == layers
+    assert choose_document_masking("auto", model) == "unpacked"
+    for requested in ("varlen", "block_diagonal"):
+        with pytest.raises(ConfigError, match="document_masking: unpacked"):
+            choose_document_masking(requested, model)
+    with pytest.raises(ConfigError, match=r"layers of .* carry a state"):
+        choose_document_masking("auto", model, context=2)
+    packed = probe_document_masking(model, make_collator("block_diagonal", 0), packs(1))
+    with pytest.raises(ConfigError, match="leaks on this model"):
+        check_probe(packed, "block_diagonal")
+    check_probe(probe_document_masking(model, make_collator("unpacked", 0), packs(1)), "unpacked")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_plan_measures_the_memory_of_every_family_with_a_state(model_type: str):
+    model = build_model({"model_type": model_type, **FAMILIES[model_type][0]})
+    alone = Launched(1, "none", "cpu", "fp32")
+    for masked in (False, True):
+        shape = StepShape(rows=2, columns=16, labels=8, masked=masked)
+        assert measure_step(model.config, shape, None, alone).activations > 0
 
 
 @pytest.mark.parametrize("document_masking", ["block_diagonal", "varlen"])
