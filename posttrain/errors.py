@@ -7,7 +7,16 @@ from __future__ import annotations
 
 
 class PosttrainError(ValueError):
-    """Base of every error this project raises about its input."""
+    """Base of every error this project raises about its input.
+
+    Attributes:
+        path: the path of an input, as it was named, where the error is about an input as a whole:
+            a command puts the recipe's key for it before the message.
+    """
+
+    def __init__(self, message: str = "", *, path: str | None = None) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class ConfigError(PosttrainError):

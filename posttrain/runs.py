@@ -435,7 +435,14 @@ def read_artifact(path: Path | str, *, kind: str | None = None, verify: bool = T
     Raises:
         DataError: no manifest (the stage has not finished), another kind, or changed files.
     """
-    path = Path(path)
+    try:
+        return _read_checked(Path(path), kind, verify=verify)
+    except DataError as error:
+        error.path = str(path)
+        raise
+
+
+def _read_checked(path: Path, kind: str | None, *, verify: bool) -> Manifest:
     file = path / MANIFEST
     if path.is_file():
         stage = _MADE_BY.get(kind or "", "a stage")

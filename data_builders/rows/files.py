@@ -68,7 +68,8 @@ def find_files(config: SourceConfig, base_dir: Path) -> list[Path]:
             continue
         matches = sorted(glob.glob(str(path), recursive=True)) if glob.has_magic(pattern) else []
         if not matches:
-            raise ConfigError(f"source {config.name!r}: {_missing_path(path, pattern)}")
+            problem = _missing_path(path, pattern)
+            raise ConfigError(f"source {config.name!r}: {problem}", path=pattern)
         paths.update(dict.fromkeys(map(Path, matches)))
     return list(paths)
 
@@ -93,7 +94,8 @@ def open_whole(path: Path, config: SourceConfig) -> Opener:
     raise ConfigError(
         f"source {config.name!r}: {path} is of no kind that can be read; known are .jsonl, "
         ".ndjson, .json (one object a line, or one array), each also .gz or .zst, .parquet, and "
-        "the directories that datasets' save_to_disk writes"
+        "the directories that datasets' save_to_disk writes",
+        path=str(path),
     )
 
 

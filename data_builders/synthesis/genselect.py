@@ -52,6 +52,7 @@ class SelectionTraces(SynthesisKind):
 
     def seeds(self, work: Path) -> SeedSet:
         """Build prompts from all graded samples; they are tasks of the environment too."""
+        read_artifact(self.config.samples, kind="samples", verify=False)  # before a file of it
         result = SeedSet([])
         template = self.setup.templates["select_best"]
         for prompt, grades in grade_samples(Path(self.config.samples), all_graders(), work=work):

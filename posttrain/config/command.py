@@ -25,7 +25,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from posttrain.config.describe import describe
-from posttrain.config.load import key_hint, keys_of_recipe, load_recipe, read_recipe
+from posttrain.config.load import (
+    key_hint,
+    keys_of_path,
+    keys_of_recipe,
+    load_recipe,
+    read_recipe,
+)
 from posttrain.config.recipe_files import recipe_names, recipe_text
 from posttrain.errors import ConfigError, PosttrainError
 
@@ -52,6 +58,8 @@ _REPORT_FOLLOWS = (
 )
 # signals for which an event loop was ended, which raises a plain KeyboardInterrupt
 _interrupted_by: list[int] = []
+# the recipe of this process, to name the key that led to a wrong path
+_recipes: list[BaseModel] = []
 
 
 class Terminated(KeyboardInterrupt):
@@ -128,6 +136,7 @@ def parse_recipe(
         names = ", ".join(recipes_of_stage) or "posttrain --recipes has their names"
         parser.error(f"--config is required: a file, or a shipped recipe ({names})")
     recipe = load_recipe(options.config, schema, options.overrides, read=read)
+    _recipes[:] = [recipe]
     if options.print_config:
         print(recipe_text(recipe.model_dump(mode="json")))
         sys.exit()
@@ -237,7 +246,7 @@ def _is_no_accelerator_line(record: logging.LogRecord) -> bool:
 def _user_message(error: Exception) -> str | None:
     """Message for an error that the user can mend; None for a fault of ours."""
     if isinstance(error, PosttrainError):
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {_keys_before(error)}{error}"
     if isinstance(error, ModuleNotFoundError):
         return _install_hint(error.name or "")
     if not isinstance(error, OSError):
@@ -249,6 +258,15 @@ def _user_message(error: Exception) -> str | None:
     if file and error.errno in _USER_ERRNOS:
         return f"{file}: {error.strerror}"
     return None
+
+
+def _keys_before(error: PosttrainError) -> str:
+    """Keys of the recipe that name the path of an error, as the beginning of its message."""
+    keys: list[str] = []
+    if error.path is not None:
+        for recipe in _recipes:
+            keys += keys_of_path(recipe, error.path)
+    return f"{', '.join(keys)}: " if keys else ""
 
 
 def _stdout_is_closed() -> bool:

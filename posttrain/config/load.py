@@ -3,6 +3,7 @@
 import difflib
 import functools
 import json
+import os
 import re
 import types
 import typing
@@ -561,6 +562,25 @@ def keys_of_recipe(schema: type[BaseModel]) -> dict[str, tuple[str, ...]]:
     free_fields: Callable[[], list[str]] | None = getattr(schema, "free_fields", None)
     if free_fields is not None:
         keys |= {f"trainer.{name}": () for name in free_fields()}
+    return keys
+
+
+def keys_of_path(recipe: BaseModel, path: str) -> list[str]:
+    """Dotted keys of a recipe whose value is a path, however it is spelt."""
+    keys: list[str] = []
+    wanted = os.path.normpath(path)
+
+    def search(value: Any, key: str) -> None:
+        if isinstance(value, dict):
+            for name, inner in cast(dict[str, Any], value).items():
+                search(inner, f"{key}.{name}" if key else name)
+        elif isinstance(value, list):
+            for position, inner in enumerate(cast(list[Any], value)):
+                search(inner, f"{key}.{position}")
+        elif isinstance(value, str) and value and os.path.normpath(value) == wanted:
+            keys.append(key)
+
+    search(recipe.model_dump(mode="json"), "")
     return keys
 
 

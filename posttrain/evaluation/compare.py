@@ -21,7 +21,7 @@ from scipy import special
 
 from posttrain.config.eval import GateConfig, GateRule
 from posttrain.config.load import nearest
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.evaluation.intervals import Clustered, Floats, Values, by_question
 from posttrain.evaluation.metrics import ALL, LENGTHS, by_cell, values_of
 from posttrain.evaluation.run import Lock, Record, read_lock, read_run, unit_name
@@ -214,7 +214,11 @@ def read_checkpoint(run_name: str) -> RunCheckpoint:
     if not path.is_dir() and ":" in run_name:
         folder, _, name = run_name.rpartition(":")
         path = Path(folder)
-    _, records = read_run(path)
+    try:
+        _, records = read_run(path)
+    except DataError as error:
+        error.path = run_name
+        raise
     first = next(iter(records))
     if not name and len(records) > 1:
         raise ConfigError(f"{path} has several checkpoints; name one, as in {path}:{first}")

@@ -110,13 +110,16 @@ def load_any_tokenizer(path: str, *, revision: str | None = None) -> PreTrainedT
             raise ConfigError(f"the tokenizer {path} is a directory; revision is for hub ids")
         return load_tokenizer(Path(path))
     if path.startswith((".", "/")) or path.count("/") != 1:
-        raise ConfigError(f"no tokenizer at {path!r}: no such directory, nor is it a hub id")
+        problem = f"no tokenizer at {path!r}: no such directory, nor is it a hub id"
+        raise ConfigError(problem, path=path)
     try:
         return transformers.AutoTokenizer.from_pretrained(path, revision=revision)
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"no tokenizer at {path!r}: no directory here, and not to be had from the hub: {reason}"
+            f"no tokenizer at {path!r}: no directory here, and not to be had from the hub: "
+            f"{reason}",
+            path=path,
         ) from error
 
 
