@@ -141,7 +141,7 @@ class Cells:
         a, b = (AutoModelForCausalLM.from_pretrained(run).state_dict() for run in (out, alone))
         apart = max(float((a[key] - b[key]).abs().max()) for key in b)
         if kill:
-            ended = forked(lambda: _dying(go(killed)), check=False, **kind)
+            ended = forked(lambda: dying_at_step_1(go(killed)), check=False, **kind)
             assert ended.codes[0] == -signal.SIGKILL, ended.text[-3000:]
             assert list(killed.glob("resume/checkpoint-1/complete.json"))
             forked(go(killed), **kind)
@@ -149,7 +149,9 @@ class Cells:
         return Result(max(abs(x - y) for x, y in pairs), apart, same)
 
 
-def _dying(run: Callable[[], Any]) -> None:
+def dying_at_step_1(run: Callable[[], Any]) -> None:
+    """Run a stage whose processes kill themselves, as `kill -9` would, after the first step."""
+
     def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
         if self.state.global_step == 1:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -6,6 +6,7 @@ leaves out are the kernels of CUDA alone.
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from posttrain.training.launch import check_parallelism
 from posttrain.training.sft.stage import SftStage
 from tests.training.conftest import sft_recipe
 from tests.training.forks import forked, launch_environment, shipped
+from tests.training.matrix import dying_at_step_1
 from tests.training.tiny import PAD, attention_model, hybrid_model, losses
 
 SPLIT = launch_environment(*shipped("fsdp2-context"))
@@ -85,6 +87,7 @@ def recipe(data: Path, model: Path, out: Path, *, split: bool, **keys: Any) -> S
     if split:
         trainer |= {"use_cpu": False, "accelerator_config": {"use_configured_state": True}}
         keys["launch"] = {"world_size": 2, "sharding": "fsdp2"}
+    trainer |= keys.pop("trainer", {})
     return sft_recipe(data, model, out, trainer, document_masking="unpacked", **keys)
 
 
@@ -104,6 +107,34 @@ def test_split_sequences_follow_one_process(data: Path, policy: Path, tmp_path: 
     first, second = (read_artifact(out).stats for out in (split, alone))
     assert first["tokens"] == second["tokens"], "each token is counted once"
     assert first["eval_loss"] == pytest.approx(second["eval_loss"], abs=1e-5)
+
+
+def run_split(recipe: SftConfig) -> None:
+    ring_on_cpu()
+    SftStage(recipe).run(dry_run=False)
+
+
+@pytest.mark.parametrize("adapter", [None, {"preset": "attention_mlp", "rank": 4}])
+def test_split_sequences_resume_and_train_adapters(
+    data: Path, policy: Path, tmp_path: Path, adapter: dict[str, Any] | None
+):
+    """Killed and resumed, with and without an adapter: as the undisturbed run, and as one process."""
+    alone, split, killed = (tmp_path / name for name in ("alone", "split", "killed"))
+    steps = {"save_strategy": "steps", "save_steps": 1}
+    keys: dict[str, Any] = {"adapter": adapter, "trainer": steps}
+    forked(lambda: SftStage(recipe(data, policy, alone, split=False, **keys)).run(dry_run=False))
+    joined: dict[str, Any] = {"processes": 2, "sharding": "fsdp2-context"}
+    forked(lambda: run_split(recipe(data, policy, split, split=True, **keys)), **joined)
+    dying = recipe(data, policy, killed, split=True, **keys)
+    ended = forked(lambda: dying_at_step_1(lambda: run_split(dying)), check=False, **joined)
+    assert -signal.SIGKILL in ended.codes
+    assert list(killed.glob("resume/checkpoint-1/complete.json"))
+    forked(lambda: run_split(dying), **joined)
+    assert losses(killed) == losses(split)
+    assert read_artifact(killed).digest == read_artifact(split).digest
+    assert losses(split) == pytest.approx(losses(alone), abs=1e-5)
+    a, b = (AutoModelForCausalLM.from_pretrained(out).state_dict() for out in (split, alone))
+    assert max(float((a[name] - b[name]).abs().max()) for name in b) < 1e-5
 
 
 def test_rows_divide_among_processes_and_padding_is_not_trained():
