@@ -21,6 +21,8 @@ from data_builders.synthesis.steps import Discarded
 
 _CALCULATION = re.compile(r"<<([^<>=]+)=([^<>]+)>>")
 _FINAL = re.compile(r"####\s*(-?[\d,.]+)")
+# a result in the prose of a solution, outside its calculations: "100% - 40% - 20% = 40% are left"
+_RESULT_IN_PROSE = re.compile(r"=\s*\$?\s*(\d[\d,]*(?:\.\d+)?|\.\d+)")
 # a number that is a word of its own: no time, date, fraction, ordinal or part of a name
 _IN_QUESTION = re.compile(
     r"(?<![\w.,:/-])(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d*\.\d+|\d+)(?![\w:/-]|\.\d|,\d)"
@@ -174,6 +176,7 @@ def program_of(question: str, solution: str) -> Program:
     if part_match is not None:
         raise Discarded("depends_on_a_part", part_match[0])
     variables = _find_variables(question)
+    in_prose = _results_in_prose(solution)
     used_names: set[str] = set()
     results: list[Fraction] = []
     steps: list[str] = []
@@ -182,7 +185,9 @@ def program_of(question: str, solution: str) -> Program:
         if not _EXPRESSION.fullmatch(expression) or not _OPERATOR.search(expression):
             raise Discarded("no_program", f"{expression} is no arithmetic")
         step = _LITERAL.sub(
-            lambda literal: _explain(literal[0], question, variables, results, used_names),
+            lambda literal: _explain(
+                literal[0], question, variables, results, used_names, in_prose
+            ),
             expression,
         )
         try:
@@ -239,6 +244,12 @@ def _numbers(question: str) -> list[Fraction]:
     return [Fraction(match[0].replace(",", "")) for match in _DIGITS.finditer(question)]
 
 
+def _results_in_prose(solution: str) -> set[Fraction]:
+    """Find the results that a solution states outside its calculations, which cannot be redone."""
+    prose = _CALCULATION.sub("<>", solution)
+    return {Fraction(match[1].replace(",", "")) for match in _RESULT_IN_PROSE.finditer(prose)}
+
+
 def _is_named(value: Fraction, question: str) -> bool:
     """True if a word of the question may stand for a value."""
     words = _WORDS.get(int(value)) if value.denominator == 1 else None
@@ -265,12 +276,14 @@ def _explain(
     variables: list[Variable],
     results: list[Fraction],
     used_names: set[str],
+    in_prose: set[Fraction],
 ) -> str:
     """Name of a number of a calculation; the number itself if it may not change.
 
     Args:
         results: results of the steps before.
         used_names: variables of earlier numbers; one of this number is added.
+        in_prose: results that the solution states without a calculation of theirs.
 
     Raises:
         Discarded: the number is not explained, or in more than one way.
@@ -282,6 +295,8 @@ def _explain(
             explanations.append(variable.name)
         if variable.is_percent and variable.value == value * 100:
             explanations.append(f"({variable.name}/100)")
+    if value in in_prose and value not in results:
+        raise Discarded("ambiguous_number", f"{literal} is a result in the solution's prose")
     if _is_named(value, question):
         if _computed_in_the_head(value, question):
             raise Discarded("ambiguous_number", f"{literal} may be a word, or computed")

@@ -98,6 +98,9 @@ def test_golds_of_programs_are_confirmed_by_another_way(
         ("She was 20, 8 years before. He is 12th of 40.", "<<40-12=28>>\n#### 28", "ambiguous"),
         # ten of the 20, or the ten of a bag
         ("Half of 20 boys take 3 bags of 10.", "<<3*10=30>>\n#### 30", "ambiguous_number"),
+        # results that the solution's prose alone has, equal to a number or a word of the question
+        ("20% of 35 fail, 40% wait.", "100-20-40 = 40% <<40/100*35=14>>\n#### 14", "ambiguous"),
+        ("He worked 18 hours.", "12*2 = 24, 24-18=<<24-18=6>>6\n#### 6", "ambiguous_number"),
         ("Of 30 pupils half ran and the other 15 swam.", "<<30-15=15>>\n#### 15", "depends_on_a"),
     ],
 )
