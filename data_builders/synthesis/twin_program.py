@@ -85,7 +85,7 @@ _FACT = re.compile(
     r"\s+(?:(?:(?:ounces|(?:table|tea)spoons|cups|pints|quarts|inches|feet|yards|cards|hours|minutes"
     r"|seconds|days|weeks|months|pennies|nickels|dimes|cents) (?:in|to|make|makes|equals?) (?:an?"
     r"|one|each|every)|(?:table|tea)spoons|eyes|legs|wings|arms|fingers|toes|ears|hands|teeth|letters"
-    r"|(?:dollar )?(?:bill|coin)s?|point (?=[a-z]))\b)"
+    r"|(?:dollar )?(?:bill|coin)s?|point (?=[a-z])|of (?:them|us))\b)"
 )
 # a part that the others leave of a whole: with other numbers they would leave another
 _PART = re.compile(r"\b(?:remaining|the (?:rest|other)) \$?\d", re.IGNORECASE)

@@ -117,6 +117,7 @@ def test_what_code_cannot_compute_again_has_no_program(question: str, answer: st
         ("Each of 40 spiders has 8 eyes.", "<<40*8=320>>\n#### 320", [40]),
         ("He pays 13 dollars with a $20 bill.", "<<20-13=7>>\n#### 7", [13]),
         ("He had 40 ounces; a pint equals 16 ounces.", "<<40-16=24>>\n#### 24", [40]),
+        ("Ann, Bo and Cy had 54 sweets for the 3 of them.", "<<54/3=18>>\n#### 18", [54]),
         ("Of those 4 months 90 days were dry.", "<<90/4=22.5>>\n#### 22.5", [90]),
         ("He paid 20 of 70 dollars with 20s.", "<<70-20=50>>\n#### 50", [70]),
         ("His 9-to-5 job took 90 days and 9 nights.", "<<90+9=99>>\n#### 99", [90]),
