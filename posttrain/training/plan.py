@@ -17,8 +17,6 @@ from typing import Any
 
 import psutil
 import torch
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from posttrain.config.grpo import ColocatedVllm
@@ -36,6 +34,7 @@ from posttrain.training.activations import (
     rollout_bytes,
 )
 from posttrain.training.launch import Launched
+from posttrain.training.sharded import gathered_bytes, tensor_bytes
 
 GIB = 1 << 30
 # a dry run takes less than a minute, loading the model included: no slice is begun that would
@@ -368,31 +367,9 @@ class FrozenModels:
         Of a model that is split over processes: its parts here, and what one pass gathers.
         """
         sizes = sorted(map(tensor_bytes, self.models), reverse=True)
-        gathered = max(map(_gathered_bytes, self.models), default=0)
+        gathered = max(map(gathered_bytes, self.models), default=0)
         # those that leave a CPU's memory go nowhere
         return sum(sizes if device.type == "cpu" else sizes[: self.on_device]) + gathered
-
-
-def tensor_bytes(model: torch.nn.Module) -> int:
-    """Bytes of a model's parameters and buffers in this process."""
-    total = 0
-    for tensor in (*model.parameters(), *model.buffers()):
-        total += (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
-    return total
-
-
-def _gathered_bytes(model: torch.nn.Module) -> int:
-    """Bytes that a pass of a split model gathers at most; 0 for a model that is not split."""
-    units: list[int] = []
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            split = [p for p in module.parameters() if isinstance(p, DTensor)]
-            units.append(sum(parameter.nbytes for parameter in split))
-    if not units:
-        return 0
-    # the first is the model, which holds the layers; the next layer is gathered while one runs
-    whole, *layers = units
-    return whole - sum(layers) + sum(sorted(layers)[-2:])
 
 
 def state_bytes(

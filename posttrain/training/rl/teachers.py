@@ -33,7 +33,7 @@ from posttrain.sampling.engines.vllm import CompletionsEngine
 from posttrain.sampling.sampler import ScoreOutput, Scorer, ScoreRequest
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer
 from posttrain.training.plan import GIB, FrozenModels, Line, model_size
-from posttrain.training.rl.sharded import most_passes, share_bytes, split_weights
+from posttrain.training.sharded import most_passes, share_bytes, split_weights
 from posttrain.training.trainer import ADAPTER
 
 _ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")

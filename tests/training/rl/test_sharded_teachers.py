@@ -15,8 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from posttrain.config.distill import DistillConfig
 from posttrain.errors import ConfigError
 from posttrain.sampling.sampler import ScoreOutput, ScoreRequest
-from posttrain.training.plan import tensor_bytes
 from posttrain.training.rl.teachers import Teachers, open_teachers
+from posttrain.training.sharded import tensor_bytes
 from tests.training.forks import forked
 from tests.training.rl.distilling import distil, make_recipe, write_teacher
 from tests.training.rl.test_distill import write_adapter

@@ -1,4 +1,4 @@
-"""Frozen models of this process whose weights are split over all processes, such as teachers.
+"""Frozen models whose weights are split over all processes, such as teachers, and their bytes.
 
 PyTorch's FSDP 2 does it under FSDP 2 and ZeRO-3 alike: it needs a process group alone. Each layer
 is gathered while it runs, which every process must take part in: all run the same forward passes of
@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 
@@ -48,3 +49,25 @@ def most_passes(passes: int, device: torch.device) -> int:
     largest = torch.tensor(passes, device=device)
     torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
     return int(largest)
+
+
+def tensor_bytes(model: torch.nn.Module) -> int:
+    """Bytes of a model's parameters and buffers in this process."""
+    total = 0
+    for tensor in (*model.parameters(), *model.buffers()):
+        total += (tensor.to_local() if isinstance(tensor, DTensor) else tensor).nbytes
+    return total
+
+
+def gathered_bytes(model: torch.nn.Module) -> int:
+    """Bytes that a pass of a split model gathers at most; 0 for a model that is not split."""
+    units: list[int] = []
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            split = [p for p in module.parameters() if isinstance(p, DTensor)]
+            units.append(sum(parameter.nbytes for parameter in split))
+    if not units:
+        return 0
+    # the first is the model, which holds the layers; the next layer is gathered while one runs
+    whole, *layers = units
+    return whole - sum(layers) + sum(sorted(layers)[-2:])
