@@ -145,8 +145,8 @@ def test_no_family_with_a_state_is_packed(model_type: str):
     check_probe(probe_document_masking(model, make_collator("unpacked", 0), packs(1)), "unpacked")
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-def test_the_plan_measures_the_memory_of_every_family_with_a_state(model_type: str):
+@pytest.mark.parametrize("model_type", ["lfm2", "mamba"])
+def test_the_plan_measures_the_memory_of_a_family_with_a_state(model_type: str):
     model = build_model({"model_type": model_type, **FAMILIES[model_type][0]})
     alone = Launched(1, "none", "cpu", "fp32")
     for masked in (False, True):
