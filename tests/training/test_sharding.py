@@ -36,7 +36,7 @@ CELLS = [
     ("fsdp2", "attention", False, "distill", True),
     # one process scores a single batch for a teacher, the other several
     ("zero3", "attention", False, "distill", False),
-    ("fsdp2", "hybrid", False, "full", True),
+    ("fsdp2", "hybrid", False, "full", False),
     # an adapter's student has its head in a group of its own
     ("fsdp2", "attention", True, "full", False),
 ]
