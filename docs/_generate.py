@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[1]
 WHAT_RAN = ROOT / "docs" / "evidence" / "what-ran.md"
 PLACES = ("tiny world", "real data", "several processes", "real server", "GPU")
-_SECTION = re.compile(r"^## (.+)\n\n\*Ran: (.+?)\.\*$", re.MULTILINE)
+_SECTION = re.compile(r"^## (.+)\n\n\*Ran: ([^*]+)\.\*$", re.MULTILINE)
 
 
 def pages() -> dict[str, str]:
@@ -94,7 +94,8 @@ def what_ran(evidence: str) -> str:
     sections: dict[tuple[str, str], list[str]] = {}
     for title, ran in _SECTION.findall(evidence):
         anchor = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
-        for clause in ran.split("; "):
+        # it may go on over several lines
+        for clause in " ".join(ran.split()).split("; "):
             stages, _, places = clause.partition(" on ")
             for stage in stages.split(", "):
                 for place in places.split(", "):

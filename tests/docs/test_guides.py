@@ -102,5 +102,8 @@ def test_the_page_of_what_ran_is_that_of_the_evidence():
     made = runpy.run_path(str(ROOT / "docs" / "_generate.py"))
     evidence = (ROOT / "docs/evidence/benchmarks.md").read_text("utf-8")
     assert made["WHAT_RAN"].read_text("utf-8") == made["what_ran"](evidence)
+    one_line = made["what_ran"]("## A\n\n*Ran: sft, dpo on GPU.*\n")
+    assert made["what_ran"]("## A\n\n*Ran: sft,\ndpo on GPU.*\n") == one_line
+    assert "[A](benchmarks.md#a)" in one_line
     with pytest.raises(ValueError, match="no stage 'sift' or no place 'moon'"):
         made["what_ran"]("## A\n\n*Ran: sift on moon.*\n")
