@@ -157,8 +157,13 @@ _FAULT = re.compile(
 )
 # a better version of the answer, beside the one that is read
 _CORRECTION = re.compile(
-    r"^(?:edited|corrected|revised|fixed|rewritten|improved)_"
+    r"^(?:edited|corrected|revised|revision|fixed|rewritten|improved)_"
     r"(?:content|text|value|message|answer|response|output|completion)$"
+)
+# the same under a name with other uses, where it holds more than a word (`revision: main`)
+_EDIT = re.compile(
+    r"^(?:(?:human|user|annotator|expert|reviewer|editor|manual|post)_?)?"
+    r"(?:edit|correction|revision|rewrite)$"
 )
 # columns that say whether an answer was checked, or a task solved: such a row is not a bad one yet
 _CHECKED = re.compile(
@@ -364,7 +369,11 @@ def says_answer_is_bad(name: str, value: Any) -> bool:
 
 def is_correction(key: str, value: Any) -> bool:
     """True if a column, or a key of an answer, holds a better version of the answer."""
-    return _CORRECTION.search(_snake_case(key)) is not None and isinstance(value, str)
+    if not isinstance(value, str):
+        return False
+    name = _snake_case(key)
+    is_edit = _EDIT.search(name) is not None and is_more_than_a_switch(value)
+    return is_edit or _CORRECTION.search(name) is not None
 
 
 def counted_names(path: str, value: Any) -> list[str]:

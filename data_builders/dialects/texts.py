@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from data_builders.dialects.columns import is_more_than_a_switch
 from data_builders.dialects.content import read_text
 from data_builders.dialects.masks import has_row_masks, row_masks
 from data_builders.dialects.messages import (
@@ -36,6 +37,14 @@ OUTPUT_KEYS = ("output", "response")
 COMPLETION_KEYS = ("completion", "response")
 REQUEST_KEYS = ("instruction", "input", "context")
 Side = Literal["chosen", "rejected"]
+# a side that names another column, or a place in one: `chosen: 1` beside `responses`
+_POINTER = re.compile(
+    r"(?:(?:model|assistant|response|answer|output|completion|candidate)[ _-]?)?(?:[a-h]|\d{1,2})",
+    re.IGNORECASE,
+)
+_ANSWERS = re.compile(
+    r"(?:^|_)(?:response|answer|output|completion|generation|candidate)s?(?:_|$)", re.IGNORECASE
+)
 _NO_INPUT = frozenset({"<noinput>", "n/a", "nan"})  # the first is self-instruct's
 _TRANSCRIPT = re.compile(r"\n\n(Human|Assistant):[ ]?")
 # columns that hold a part of the prompt in rows of other dialects
@@ -98,6 +107,7 @@ def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
     value = row[side]
     if value is None:
         raise RowProblem("empty_answer", side, "there is none")
+    _refuse_pointer(row, side, reading)
     if prompt is None and isinstance(value, str):
         turns = _read_transcript(value, reading, side)
     else:
@@ -114,6 +124,17 @@ def read_side(row: Row, side: Side, reading: Reading) -> Conversation:
         raw_messages=raw_messages,
         location=location,
     )
+
+
+def _refuse_pointer(row: Row, side: Side, reading: Reading) -> None:
+    """Refuse a side that says which of the answers in other columns it is."""
+    if _POINTER.fullmatch(str(row[side]).strip()) is None:
+        return
+    for column, answers in row.items():
+        is_used = column in ("chosen", "rejected") or column in reading.used_columns
+        if not is_used and _ANSWERS.search(column) and is_more_than_a_switch(answers):
+            detail = f"{row[side]!r} is one of the answers in {column}: map them under fields"
+            raise RowProblem("malformed_message", side, detail)
 
 
 def answer_beside(

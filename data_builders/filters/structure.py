@@ -7,6 +7,7 @@ To add one: a function here, a line in `STRUCTURAL` at its place in the order, i
 from __future__ import annotations
 
 import difflib
+import html
 import json
 import re
 from collections import Counter
@@ -27,6 +28,9 @@ _ALLOWED_BEFORE = {  # role → roles that may stand right before it ("" is the 
     "assistant": ("user", "tool"),
     "tool": ("assistant", "tool"),
 }
+
+# data sets write one for a question that they may not pass on (OpenCodeReasoning: `"input": "-"`)
+_DASHES = "-\u2013\u2014"
 
 
 def role_order(example: Example) -> Drop | None:
@@ -55,7 +59,7 @@ def empty_answer(example: Example) -> Drop | None:
 def first_empty(messages: Sequence[Message], role: Role) -> int | None:
     """Index of the first turn of a role without text, None where all have text."""
     for index, message in enumerate(messages):
-        if message.role == role and is_blank(message.content):
+        if message.role == role and is_blank(message.content.strip().strip(_DASHES)):
             return index
     return None
 
@@ -166,6 +170,8 @@ def foreign_think(example: Example) -> Drop | None:
 
 def _trace_mark(text: str) -> str | None:
     """Tag or heading of a trace that a text begins with, or a closing tag that nothing opened."""
+    # brackets of HTML's entities and of full width
+    text = html.unescape(text).replace("\uff1c", "<").replace("\uff1e", ">")
     if opening := _OPENING_TAG.match(text):
         name, _, channel = opening.groups()
         is_channel = name.lower().startswith(_CHANNEL_TAGS) and channel in _TRACE_WORDS
