@@ -22,7 +22,10 @@ from typing import Any, cast
 
 import yaml
 from jsonschema import ValidationError, validators
-from referencing import Registry
+from jsonschema_specifications import REGISTRY  # pyright: ignore[reportMissingTypeStubs]
+from referencing import Registry, Resource
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from posttrain.jsontext import encode_json, first_error, load_json, schema_error
 from posttrain.records import NOT_IN_FORMAT, Score, json_text
@@ -100,7 +103,27 @@ def _schema_problem(text: str) -> str | None:
     """First error of a schema, given as JSON text; None for a valid one."""
     schema: Any = json.loads(text)
     error = schema_error(validators.validator_for(schema), schema)
-    return None if error is None else error.message
+    if error is not None:
+        return error.message
+    resource = Resource[Any].from_contents(schema, default_specification=DRAFT202012)
+    reference = _dangling_reference(resource, REGISTRY.resolver_with_root(resource))
+    return None if reference is None else f"$ref {reference!r:.80} leads nowhere"
+
+
+def _dangling_reference(resource: Resource[Any], resolver: Any) -> str | None:
+    """First reference of a schema to what neither it nor a draft of JSON Schema has."""
+    contents: Any = resource.contents
+    reference = cast(dict[str, Any], contents).get("$ref") if isinstance(contents, dict) else None
+    if isinstance(reference, str):
+        try:
+            resolver.lookup(reference)
+        except Unresolvable:
+            return reference
+    for subresource in resource.subresources():
+        inner_resolver = resolver.in_subresource(subresource)
+        if (dangling := _dangling_reference(subresource, inner_resolver)) is not None:
+            return dangling
+    return None
 
 
 @functools.cache

@@ -54,6 +54,7 @@ def test_what_fits_a_schema_passes_and_nothing_else(output_format: str):
         match = "content" if "doc" in case else "schema_only"
         question = case.get("doc", "Any values.")
         prompt = prompt_of(question, output_format, schema=case["schema"], match=match)
+        assert ENVIRONMENT.malformed(prompt) is None
         for right, value in [(True, v) for v in case["good"]] + [(False, v) for v in case["bad"]]:
             attempts.append((prompt, in_format(output_format, value)))
             labels.append((case["id"], value, right))
@@ -66,11 +67,12 @@ def test_what_fits_a_schema_passes_and_nothing_else(output_format: str):
     "case", [case for case in CASES if case.get("none")], ids=lambda c: c["id"]
 )
 def test_what_is_no_schema_is_not_used(case: dict[str, Any]):
-    try:
-        prompt = prompt_of("Any values.", "json", schema=case["schema"])
-    except DataError:
-        return
-    assert asyncio.run(unusable(ENVIRONMENT, prompt))
+    for match in ("content", "schema_only"):
+        try:
+            prompt = prompt_of("Any values.", "json", schema=case["schema"], match=match)
+        except DataError:
+            return
+        assert asyncio.run(unusable(ENVIRONMENT, prompt))
 
 
 @pytest.mark.parametrize(
