@@ -31,6 +31,7 @@ from reward.graders.choice import (
     options_of,
     patterns_of,
     read_option,
+    without_verdict_texts,
 )
 from reward.graders.final_answer import answer_places, is_denied, last_boxes
 from reward.graders.math import Math, gold_text, tolerance_of
@@ -111,8 +112,8 @@ class MultipleChoiceEnvironment(RLVREnvironment):
         return [_answer_script(prompt, wrong_letter), _answer_script(prompt, " or ".join(letters))]
 
     def check(self, prompt: Prompt, completion: Completion) -> Score:
-        answer = visible(completion.answer)
         options = options_of(prompt)
+        answer = without_verdict_texts(visible(completion.answer), options)
         gold = read_option(prompt.gold or "", options)
         assert gold is not None, "the gold is an option"
         if len(answer) > LONGEST:

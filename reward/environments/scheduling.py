@@ -23,6 +23,7 @@ from posttrain.records import Score
 from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import one_line
+from reward.graders.final_answer import is_denied
 from reward.graders.visible import visible
 
 LONGEST = 100_000  # characters of an answer
@@ -203,11 +204,18 @@ def _calendar_json(events: dict[int, Event], starts: Starts) -> str:
 def _read_starts(answer: str, events: dict[int, Event]) -> Starts:
     """Read the starts in an answer's list. Raises ValueError unless it has exactly one list."""
     opening = _LIST.search(answer)
-    closing = answer.rfind("]")
     if opening is None or len(answer) > LONGEST:
         raise ValueError("no JSON list of events")
-    # from the first list to the last bracket: two lists are no JSON
-    rows: list[Any] = load_json(answer[opening.start() : closing + 1])
+    try:
+        _, end = json.JSONDecoder().raw_decode(answer, opening.start())
+    except RecursionError:
+        raise ValueError("a list that nests too deep") from None
+    behind = answer[end:].lstrip()
+    if behind.startswith("]") or _LIST.search(behind):
+        raise ValueError("a list in a list, or a second one")
+    if is_denied(answer, opening.start(), end):
+        raise ValueError("a list that the text denies")
+    rows: list[Any] = load_json(answer[opening.start() : end])
     starts: Starts = {}
     for row in rows:
         entry = cast(dict[str, Any], row) if isinstance(row, dict) else {}

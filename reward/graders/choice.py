@@ -23,7 +23,7 @@ from reward.graders.base import (
     one_line,
     unscored,
 )
-from reward.graders.final_answer import LABEL, LINE, TAG, answer_places, last_boxes
+from reward.graders.final_answer import LABEL, LINE, TAG, VERDICT, answer_places, last_boxes
 from reward.graders.tidy import bare, tidy
 from reward.graders.workers import Job, JobResult, RunJobs, run_shared
 
@@ -159,6 +159,7 @@ def chosen_option(answer: str, options: Options) -> str | None:
     SEVERAL where it chooses several; None where it names no option.
     """
     answer = _without_list_of_options(tidy(answer), options)
+    answer = without_verdict_texts(answer, options)
     for place in answer_places(answer):
         line = place.text.split("\n", 1)[0]
         text = line if place.kind == "label" else place.text
@@ -173,6 +174,18 @@ def chosen_option(answer: str, options: Options) -> str | None:
         if letter is not None:
             return letter
     return None
+
+
+def without_verdict_texts(answer: str, options: Options) -> str:
+    """The answer without texts of options that call something wrong, behind their letters.
+
+    "B: False" would be read as a B that is denied.
+    """
+    for letter, text in options.items():
+        if re.fullmatch(VERDICT, text.strip(" ."), re.IGNORECASE):
+            option = rf"(?<!\w)({letter}\W{{1,12}}){re.escape(text.strip())}\b"
+            answer = re.sub(option, r"\1", answer, flags=re.IGNORECASE)
+    return answer
 
 
 def _without_list_of_options(answer: str, options: Options) -> str:

@@ -46,6 +46,8 @@ _DENIAL = re.compile(  # in a label: "The answer cannot be", "La respuesta no es
 _DENIED_LABEL = re.compile(  # before a label: "It is not the right"
     r"(?:\b(?:not|never)\b|n['’]t\b)(?:\s+(?:the|an?|my|right|correct|final))*\s*\Z", re.I
 )
+# before the label of a list in the lines below: "Wrong answers:"
+_WRONG_LIST = re.compile(r"^\W*(?:wrong|incorrect|false|other)[ \t]+\Z", re.I | re.M)
 # phrases that take back everything before them
 _CORRECTION = re.compile(
     r"\b(?:no,? wait\b|wait\b[\W]*(?:no[,:.]|actually|I\b|that)|oops|scratch that|correction:"
@@ -146,7 +148,11 @@ def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
 def _is_denied_label(text: str, label: re.Match[str]) -> bool:
     """Tell whether a label says what the answer is not, or the words before it do."""
     before = text[max(0, label.start() - DENIAL) : label.start()]
-    return bool(_DENIAL.search(label[0]) or _DENIED_LABEL.search(before))
+    is_wrong_list = _WRONG_LIST.search(before) and text[label.end() :].startswith("\n")
+    in_address = _IN_ADDRESS.search(text, max(0, label.start() - LINE), label.start())
+    return bool(
+        is_wrong_list or in_address or _DENIAL.search(label[0]) or _DENIED_LABEL.search(before)
+    )
 
 
 def _without_label(contents: str) -> str:
@@ -178,6 +184,7 @@ class _Span(NamedTuple):
 _BOX_OR_BRACE = re.compile(
     r"\\(?:boxed|fbox)(?![A-Za-z])\s*(\{|[^\s$\\{}]*)|\\[\\{}](?!(?:boxed|fbox)\b)|[{}]"
 )
+_LINE_COMMENT = re.compile(r"(?<!\\)%[^\n]*")  # of LaTeX, in a box that begins with one
 # text between two boxes, or two formulas, that are one answer: "$1$ and $2$"
 _MATH_MARKS = r"(?:\s|\$|\\[()\[\]]|\\q?quad)*"
 _CONJUNCTION = re.compile(
@@ -186,6 +193,17 @@ _CONJUNCTION = re.compile(
     rf"{_MATH_MARKS}(?:[A-Za-z][\w{{}}]*\s*=\s*)?"
 )
 DENIAL = 40  # characters beside a box in which it may be denied
+# words that call what stands before them wrong
+VERDICT = r"(?:false|incorrect|wrong|rejected|not (?:correct|right))"
+# behind an answer, and all that its line says of it: "18: False", "18 (wrong)"
+_CALLED_WRONG = (
+    r"[ \t$*)}\],`_]*+(?:\\[)\]])?[ \t*]*+(?:[:([–—-]|[=-]>|→)+"
+    rf"[\s$*_]*+{VERDICT}[ \t.!)\]*_`]*(?:\n|\Z)"
+)
+# right behind the address of a page, a file or a mailbox, and so a part of it
+_IN_ADDRESS = re.compile(
+    r"(?:\b(?:https?|ftp|file)://|\bwww\.|\bmailto:)(?:[^\s<>]*[^\s<>.,:;)\]])?\Z"
+)
 _DENIES_NEXT = re.compile(
     r"(?:\b(?:not|never|neither|nor|unlike|except|excluding|instead of|rather than|as opposed to"
     r"|anything but|by no means)\b|n['’]t\b|\\(?:ne|neq|not|nRightarrow)(?![A-Za-z])|!=|≠"
@@ -204,7 +222,7 @@ _DENIES_LAST = re.compile(
     r"|[\s.;:!—-]*+(?:(?:actually|wait|no|sorry|oops|hmm|but)\b[\s,.!]*+)*+(?:that|this|it)"
     r"(?: answer)? (?:is|was) (?:wrong|not (?:right|correct))(?=\s*(?:[.;,!]|\Z)))"
     # on its line: a cross, or a question that stays open or is answered with no
-    rf"|(?:[ \t$*)}},]|\\[)\]])*+(?:{CROSS}|\?\s*(?:no\b|\Z))",
+    rf"|(?:[ \t$*)}},]|\\[)\]])*+(?:{CROSS}|\?\s*(?:no\b|\Z))|{_CALLED_WRONG}",
     re.IGNORECASE,
 )
 # between two boxes: another sentence or line, a step or a correction
@@ -246,7 +264,8 @@ def is_denied(text: str, start: int, end: int) -> bool:
     """Tell whether the words right before or right behind an answer deny it."""
     before = text[max(0, start - DENIAL) : start]
     denied_before = _DENIES_NEXT.search(before) or _DENIED_LABEL.search(before)
-    return bool(denied_before or _DENIES_LAST.match(text, end))
+    in_address = _IN_ADDRESS.search(text, max(0, start - LINE), start)
+    return bool(denied_before or in_address or _DENIES_LAST.match(text, end))
 
 
 def _is_alternative(between: str) -> bool:
@@ -274,7 +293,10 @@ def _find_boxes(text: str) -> Iterator[_Span]:
             elif token[0] == "}":
                 depth -= 1
             if not depth:
-                yield _Span(start, token.end(), text[contents_start : token.start()].strip())
+                contents = text[contents_start : token.start()].strip()
+                if contents.startswith("%") and "\n" in contents:
+                    contents = _LINE_COMMENT.sub("", contents).strip()
+                yield _Span(start, token.end(), contents)
         elif is_box and opens_brace:
             start = token.start()
             contents_start = token.end()
@@ -327,6 +349,7 @@ _BEFORE = re.compile(
 _BEHIND = re.compile(
     r"[\s$*]*(?:(?:squared|cubed|factorial|at most|at least)\b|,?\s*or\b(?! so\b)|"
     r"(?:times|plus|minus|choose)\s\W*\d|(?:is|was|would be)(?: not|n't| too| wrong| incorrect)\b|"
+    rf"(?i:{_CALLED_WRONG})|"
     r"이상|이하|이 아니)"
 )
 _NUMBER = re.compile(

@@ -29,8 +29,10 @@ _CONTENTS = r"\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 _LABEL = re.compile(
     r"(?<=\$)\s?\\text\{\s*(?!not\b)([A-Za-z][A-Za-z ]{0,40}:)\s*\}(?=[^$:\n]*\$)", re.I
 )
-# chat markup and HTML
-_MARKUP = re.compile(r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>")
+# chat markup, HTML and the mark of a footnote
+_MARKUP = re.compile(
+    r"<\|[^|<>\n]{1,40}\|>|</?(?:s|b|i|u|em|strong|p|br|span|center)\s*/?>|(?<=\S)\[\^\w{1,20}\](?!:)"
+)
 
 
 def tidy(text: str) -> str:

@@ -40,7 +40,7 @@ _HIDDEN = re.compile(
 _TAG = re.compile(
     r"(?<!<)<(?:a|abbr|b|body|br|button|code|div|em|font|h\d|i|iframe|img|input|li|link|meta|option|p|pre"
     r"|section|small|span|strong|sub|sup|table|td|textarea|th|tr|u|ul|video)"
-    r"\s+[a-z-]+\s?=(?:\"[^\"]{0,500}\"|'[^']{0,500}'|[^<>\"'])*+>"
+    r"\s+[a-z-]+\s?=(?:\"[^\"]{0,9999}\"|'[^']{0,9999}'|[^<>\"'])*+>"
     r"|(?<=\])\(\S{1,300}\s+(?:\"[^\"\n]*\"|'[^'\n]*')\)",  # the target and title of a link
     re.IGNORECASE,
 )

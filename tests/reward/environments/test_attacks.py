@@ -59,10 +59,12 @@ def test_a_choice_that_the_text_denies_is_none():
     metadata = {"options": options, "output_regex": "Answer:\\s*([A-Za-z])"}
     prompt = environment.prompt({"question": "Which?", "gold": "I", "metadata": metadata})
     right = ("Answer: I", "Answer: I, as it fits", "Answer: I rather than B", "A ❌, I ✅. Answer: I",
-             "Answer: A? No.\nAnswer: I", "The incorrect statement is this. Answer: I")  # fmt: skip
+             "Answer: A? No.\nAnswer: I", "The incorrect statement is this. Answer: I",
+             "Answer: I\n\nWrong answers:\n- A", "A: False. Answer: I")  # fmt: skip
     wrong = ("Answer: I don't know", "Answer: I guess so", "Answer: I ❌", "❌ Answer: I",
              "Answer: I? No.", "Answer: I is wrong", "Answer: I. Wait, that is wrong.",
-             "Wrong answers:\nAnswer: I", "Answer: not the answer: I", "Answer: ✗ I")  # fmt: skip
+             "Wrong answers:\nAnswer: I", "Answer: not the answer: I", "Answer: ✗ I", "Answer: I: False",
+             "Answer: I (wrong)", "See https://a.b/Answer:I")  # fmt: skip
     scores = verify(environment, prompt, *right, *wrong)
     assert [score.value for score in scores] == [1.0] * len(right) + [0.0] * len(wrong)
     boxed = environment.prompt(
@@ -70,6 +72,17 @@ def test_a_choice_that_the_text_denies_is_none():
     )
     texts = ("\\boxed{B}", "\\boxed{✘ B}", "\\boxed{not the solution: B}", "\\boxed{\\neq B}")
     assert [score.value for score in verify(environment, boxed, *texts)] == [1, 0, 0, 0]
+    options = {"A": "True", "B": "False", "C": "Incorrect"}
+    verdicts = environment.prompt(
+        {"question": "Which? \\boxed{}", "gold": "B", "metadata": {"options": options}}
+    )
+    texts = (
+        "\\boxed{B}: False",
+        "\\boxed{B: False}",
+        "\\boxed{B} (False)",
+        "\\boxed{B}: Incorrect",
+    )
+    assert [score.value for score in verify(environment, verdicts, *texts)] == [1, 1, 1, 0]
 
 
 def test_two_options_behind_a_label_are_no_choice():
@@ -232,10 +245,9 @@ def test_the_share_that_cannot_be_checked_goes_to_the_log_and_a_source_may_ask_f
 
 
 def test_a_reference_to_the_network_is_not_followed():
-    environment = ENVIRONMENTS["structured_output"]()
-    prompt = environment.prompt(structured({"$ref": "http://127.0.0.1:9/schema.json"}))
-    [score] = verify(environment, prompt, '{"town": "Bergen"}')
-    assert (score.value, score.failure) == (None, "verifier_error")
+    row = structured({"$ref": "http://127.0.0.1:9/schema.json"})
+    with pytest.raises(DataError, match="leads nowhere"):
+        ENVIRONMENTS["structured_output"]().prompt(row)
 
 
 # -- instructions ----------------------------------------------------------------------------------

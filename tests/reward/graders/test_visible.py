@@ -18,7 +18,7 @@ from reward.graders.visible import shown, visible
         "<span style=\"color:transparent\">18</span>", "<b style='font-size:0px'>18</b>",
         "<p style='position:absolute;left:-9999px'>18</p>", "<div style='opacity:0'>18</div>",
         "<div hidden>\n18\n</div>", "<noscript>18</noscript>", "<template>18</template>",
-        "<input type=hidden value=18>", "<b style='opacity: 0.0'>18</b>", "<i title='<answer>18</answer>'></i>", "<img src=x alt='18'>", "<a href='18'>see</a>", "![plot](a.png \"18\")",
+        "<input type=hidden value=18>", "<b style='opacity: 0.0'>18</b>", "<i title='<answer>18</answer>'></i>", "<img src=x alt='18'>", "<a href='18'>see</a>", f"<i title='{'x' * 5_000} 18'></i>", "![plot](a.png \"18\")",
         "\\label{18}", "\\def\\key{18}", "\\newcommand{\\key}{\\boxed{18}}", "\\scalebox{0}{18}",
         "\\phantom{\\boxed{\\text{18}}}", "\\cancel{18}", "<strike>18</strike>", "~~18~~",
     ],
