@@ -148,11 +148,9 @@ def find_answer(text: str, *, last_line: bool = True) -> tuple[str | None, str]:
 def _is_denied_label(text: str, label: re.Match[str]) -> bool:
     """Tell whether a label says what the answer is not, or the words before it do."""
     before = text[max(0, label.start() - DENIAL) : label.start()]
-    is_wrong_list = _WRONG_LIST.search(before) and text[label.end() :].startswith("\n")
-    in_address = _IN_ADDRESS.search(text, max(0, label.start() - LINE), label.start())
-    return bool(
-        is_wrong_list or in_address or _DENIAL.search(label[0]) or _DENIED_LABEL.search(before)
-    )
+    is_wrong_list = _WRONG_LIST.search(before) and text.startswith("\n", label.end())
+    denied = is_wrong_list or _DENIAL.search(label[0]) or _DENIED_LABEL.search(before)
+    return bool(denied) or _is_in_address(text, label.start())
 
 
 def _without_label(contents: str) -> str:
@@ -200,10 +198,7 @@ _CALLED_WRONG = (
     r"[ \t$*)}\],`_]*+(?:\\[)\]])?[ \t*]*+(?:[:([–—-]|[=-]>|→)+"
     rf"[\s$*_]*+{VERDICT}[ \t.!)\]*_`]*(?:\n|\Z)"
 )
-# right behind the address of a page, a file or a mailbox, and so a part of it
-_IN_ADDRESS = re.compile(
-    r"(?:\b(?:https?|ftp|file)://|\bwww\.|\bmailto:)(?:[^\s<>]*[^\s<>.,:;)\]])?\Z"
-)
+_ADDRESS = re.compile(r"\b(?:(?:https?|ftp|file)://|www\.|mailto:)")
 _DENIES_NEXT = re.compile(
     r"(?:\b(?:not|never|neither|nor|unlike|except|excluding|instead of|rather than|as opposed to"
     r"|anything but|by no means)\b|n['’]t\b|\\(?:ne|neq|not|nRightarrow)(?![A-Za-z])|!=|≠"
@@ -264,8 +259,16 @@ def is_denied(text: str, start: int, end: int) -> bool:
     """Tell whether the words right before or right behind an answer deny it."""
     before = text[max(0, start - DENIAL) : start]
     denied_before = _DENIES_NEXT.search(before) or _DENIED_LABEL.search(before)
-    in_address = _IN_ADDRESS.search(text, max(0, start - LINE), start)
-    return bool(denied_before or in_address or _DENIES_LAST.match(text, end))
+    denied = denied_before or _DENIES_LAST.match(text, end)
+    return bool(denied) or _is_in_address(text, start)
+
+
+def _is_in_address(text: str, start: int) -> bool:
+    """Tell whether a place is right behind the address of a page, file or mailbox: a part of it."""
+    word = re.split(r"[\s<>]", text[max(0, start - LINE) : start])[-1]
+    address = _ADDRESS.search(word)
+    # "https://a.b: 5" is an address and an answer
+    return address is not None and (address.end() == len(word) or word[-1] not in ".,:;)]")
 
 
 def _is_alternative(between: str) -> bool:

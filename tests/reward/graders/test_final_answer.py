@@ -111,7 +111,7 @@ HOSTILE = (
     "\\boxed{", "$", "\\[", "answer is ", "<answer>", "#### \n", "1,111", "5 or ", "答案", '{"answer": ',
     "**1", "- ", "1 because ", "*", "'answer':", "wait, I ", "not A or ", "5 m/", "\\\\", "(A) or ", "A",
     "option ", "\\text{", "A and ", "<del>", "\\cancel{", "~~a", "\\boxed{5} not ", "\\boxed{5} )  ",
-    "\\boxed{5}. no, ", "\\boxed{5}?", "<a style=", "\\color{white}{", "% ", "\\iffalse ", "](a \"", "<a ",
+    "\\boxed{5}. no, ", "\\boxed{5}?", "<a style=", "\\color{white}{", "% ", "\\iffalse ", "](a \"", "<a ", "http://\\boxed{5}", "\\boxed{5}: -",
 )  # fmt: skip
 
 
