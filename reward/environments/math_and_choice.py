@@ -35,7 +35,7 @@ from reward.graders.choice import (
 )
 from reward.graders.final_answer import answer_places, is_denied, last_boxes
 from reward.graders.math import Math, gold_text, tolerance_of
-from reward.graders.tidy import tidy
+from reward.graders.tidy import bare, tidy
 from reward.graders.visible import visible
 
 LONGEST = 200_000  # characters of an answer
@@ -179,8 +179,11 @@ def _contradicted(letter: str, behind: str, options: dict[str, str]) -> bool:
 
 
 def _explicit_answers(text: str, options: dict[str, str]) -> set[str]:
-    """Letters of the options that the tags, boxes, fields and labels of a text choose."""
+    """Letters that the tags, boxes, fields and labels of a text choose, or its only line is."""
     letters: set[str] = set()
+    lines = [bare(line).strip("- ") for line in text.split("\n") if re.search(r"\w", line)]
+    if len(lines) == 1 and len(lines[0]) == 1 and (letter := read_option(lines[0], options)):
+        letters.add(letter)
     for place in answer_places(tidy(text)):
         if place.kind != "line":
             letter = chosen_option(f"Answer: {place.text}", options)

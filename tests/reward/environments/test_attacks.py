@@ -60,11 +60,11 @@ def test_a_choice_that_the_text_denies_is_none():
     prompt = environment.prompt({"question": "Which?", "gold": "I", "metadata": metadata})
     right = ("Answer: I", "Answer: I, as it fits", "Answer: I rather than B", "A ❌, I ✅. Answer: I",
              "Answer: A? No.\nAnswer: I", "The incorrect statement is this. Answer: I",
-             "Answer: I\n\nWrong answers:\n- A", "A: False. Answer: I")  # fmt: skip
+             "Answer: I\n\nWrong answers:\n- A", "A: False. Answer: I", "Answer: I\n\n**I**")  # fmt: skip
     wrong = ("Answer: I don't know", "Answer: I guess so", "Answer: I ❌", "❌ Answer: I",
              "Answer: I? No.", "Answer: I is wrong", "Answer: I. Wait, that is wrong.",
              "Wrong answers:\nAnswer: I", "Answer: not the answer: I", "Answer: ✗ I", "Answer: I: False",
-             "Answer: I (wrong)", "See https://a.b/Answer:I")  # fmt: skip
+             "Answer: I (wrong)", "See https://a.b/Answer:I", "Answer: I\n\n**B**")  # fmt: skip
     scores = verify(environment, prompt, *right, *wrong)
     assert [score.value for score in scores] == [1.0] * len(right) + [0.0] * len(wrong)
     boxed = environment.prompt(
