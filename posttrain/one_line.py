@@ -20,7 +20,7 @@ from typing import Any
 
 from posttrain.chain import resolve_chain, run_chain
 from posttrain.config.load import apply_overrides, validate
-from posttrain.config.paths import HUB_ID, refuse_missing_checkpoint
+from posttrain.config.paths import HUB_ID, refuse_missing_checkpoint, refuse_out_of_reach
 from posttrain.config.recipe_files import read_mapping, recipe_file, recipe_text
 from posttrain.config.schemas import stage_schemas
 from posttrain.config.stages import StagesConfig, StageStep
@@ -216,6 +216,7 @@ def rows_of(data: str) -> dict[str, Any]:
         return {"path": data}
     if not HUB_ID.fullmatch(data) or path.suffix in (".jsonl", ".json", ".parquet", ".csv"):
         raise ConfigError(f"--data: there is no file or directory {data!r}, nor is it a hub id")
+    refuse_out_of_reach(data, key="--data", kind="dataset")
     return {
         "hub": data,
         "revision": newest_commit(data, kind="dataset", key="--data"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from posttrain.errors import ConfigError
 
@@ -41,11 +41,13 @@ def newest_commit(hub_id: str, *, kind: Literal["model", "dataset"], key: str) -
         ConfigError: the hub does not have it, or cannot be asked.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError
 
+    # of httpx or httpx2, by the client's version: a broken connection is another of its kind
+    http_error: Any = HfHubHTTPError.__mro__[1]
     try:
         return str(HfApi().repo_info(hub_id, repo_type=kind).sha)
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (http_error, OSError) as error:
         cached = loaded_commit(hub_id) if kind == "model" else None
         if cached is not None:
             return cached

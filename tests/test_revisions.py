@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from huggingface_hub.errors import HfHubHTTPError
 
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
@@ -51,4 +52,18 @@ def test_what_identifies_weights_of_the_hub(cache: Path):
 def test_the_newest_commit_without_a_network_is_that_of_the_cache(cache: Path):
     assert newest_commit("org/tiny", kind="model", key="--model") == NEW
     with pytest.raises(ConfigError, match=r"--data: .*'org/tiny', and the hub does not give it"):
+        newest_commit("org/tiny", kind="dataset", key="--data")
+
+
+def test_a_broken_connection_to_the_hub_is_one_sentence(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The client's own error is no OSError: it was a traceback."""
+
+    def repo_info(*_: object, **__: object) -> None:
+        raise HfHubHTTPError.__mro__[1]("Name or service not known")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", repo_info)
+    assert newest_commit("org/tiny", kind="model", key="--model") == NEW
+    with pytest.raises(ConfigError, match=r"--data: .*: Name or service not known$"):
         newest_commit("org/tiny", kind="dataset", key="--data")

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from data_builders.rows.json_files import COMPRESSIONS, open_json, open_jsonl
 from data_builders.rows.raw import Drop, Opener, RawRow, RawRows
+from posttrain.config.paths import refuse_out_of_reach
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import sha256_file
@@ -270,6 +271,7 @@ def open_hub(config: SourceConfig) -> RawRows:
     Raises:
         ConfigError: the id, subset, split or revision does not exist, or the hub is out of reach.
     """
+    refuse_out_of_reach(config.hub, key=f"source {config.name!r}", kind="dataset")
     # imported here: it takes seconds, and a recipe of local files never needs it
     import datasets
 

@@ -5,7 +5,7 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 from posttrain.errors import ConfigError, DataError
@@ -48,17 +48,19 @@ def is_model(directory: Path) -> bool:
     return any((directory / name).is_file() for name in _FILES_OF_MODELS)
 
 
-def refuse_out_of_reach(path: str | None, *, key: str) -> None:
+def refuse_out_of_reach(
+    path: str | None, *, key: str, kind: Literal["model", "dataset"] = "model"
+) -> None:
     """Raise ConfigError for a hub id that is not in the cache while the hub cannot be reached.
 
     The libraries would try for minutes, or name none of the ways out.
     """
-    if path is None or Path(path).is_dir() or not is_hub_id(path) or _is_cached(path):
+    if path is None or Path(path).is_dir() or not is_hub_id(path) or _is_cached(path, kind):
         return
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
         raise ConfigError(
             f"{key}: there is no directory {path!r}, the hub's cache does not hold it, and "
-            "HF_HUB_OFFLINE is set: unset it to fetch the model, or name a local path"
+            "HF_HUB_OFFLINE is set: unset it to fetch it, or name a local path"
         )
     if any(name.upper() in _PROXIES for name in os.environ):
         return  # a direct connection says nothing about one through a proxy
@@ -76,10 +78,14 @@ def refuse_out_of_reach(path: str | None, *, key: str) -> None:
         ) from error
 
 
-def _is_cached(hub_id: str) -> bool:
+def _is_cached(hub_id: str, kind: str) -> bool:
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
-    return (cache / f"models--{hub_id.replace('/', '--')}" / "snapshots").is_dir()
+    # rows that `datasets` has read before are in a cache of its own
+    rows = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
+    if kind == "dataset" and (rows / hub_id.replace("/", "___")).is_dir():
+        return True
+    return (cache / f"{kind}s--{hub_id.replace('/', '--')}" / "snapshots").is_dir()
 
 
 def refuse_adapter(path: str) -> None:

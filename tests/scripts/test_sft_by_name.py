@@ -147,5 +147,10 @@ def test_rows_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch):
         sha = COMMIT
 
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match=r"--data: .*HF_HUB_OFFLINE is set: .* a local path"):
+        rows_of("org/rows")
+    (folder / "cache/datasets--org--rows/snapshots").mkdir(parents=True)
     assert rows_of("org/rows") == {"hub": "org/rows", "revision": COMMIT, "split": "train"}
     assert default_output("Qwen/Qwen3-0.6B", "data/*.jsonl") == "runs/Qwen3-0.6B"

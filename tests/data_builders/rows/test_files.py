@@ -281,7 +281,16 @@ def test_the_hub_is_streamed_at_its_commit(monkeypatch: pytest.MonkeyPatch, tmp_
         return datasets.Dataset.from_list([{"a": {"b": 1}}, {"a": {"c": 2}}]).to_iterable_dataset()
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     config = SourceConfig(name="s", hub="org/chat", revision="0a" * 20, subset="en", split="train")
+    # refused at once, where the library would try for half a minute and name no way out
+    with pytest.raises(
+        ConfigError, match=r"source 's': .*'org/chat'.* HF_HUB_OFFLINE is set: .* local path"
+    ):
+        open_rows(config, tmp_path)
+    (tmp_path / "org___chat").mkdir()
     rows = list(open_rows(config, tmp_path))
     assert asked == {"path": "org/chat", "name": "en", "split": "train", "revision": "0a" * 20,
                      "streaming": True}  # fmt: skip
