@@ -22,6 +22,7 @@ from data_builders.filters.structure import structural_drop
 from data_builders.rows.files import open_rows
 from data_builders.rows.raw import Drop, RawRow, RawRows
 from data_builders.rows.where import SeenFields, lookup
+from posttrain.config.paths import refuse_out_of_reach
 from posttrain.config.source import EndingPolicy, SourceConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.records import Example, Message, make_example
@@ -167,7 +168,7 @@ class PlacedExample(NamedTuple):
 
 
 def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
-    """Refuse a source, unless of a hub, none of whose first rows is a conversation.
+    """Refuse a source none of whose first rows is a conversation, or a hub id out of reach.
 
     Meant to be called before anything heavy is loaded.
 
@@ -176,6 +177,7 @@ def refuse_unreadable(config: SourceConfig, base_dir: Path) -> None:
             none can be read or none is a conversation; the message describes the first one.
     """
     if config.hub is not None:
+        refuse_out_of_reach(config.hub, key=f"source {config.name!r}", kind="dataset")
         return
     fields = SeenFields(config)
     rows = matching_rows(open_rows(config, base_dir), fields)

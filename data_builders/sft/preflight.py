@@ -390,7 +390,8 @@ def show_expected(console: Console, recipe: BuildSftConfig, probes: Sequence[Pro
         sections.append(Section("Not read, or only in part", [Table(columns, unread)]))
     print_sections(console, sections)
     if not any(probe.kept.rows for probe in probes):
-        problems.append("nothing is left to train on")
+        rows = [f"{probe.rows:,} rows of source {probe.name!r}" for probe in probes]
+        problems.append(f"nothing is left to train on, of {', '.join(rows)}")
     return problems
 
 

@@ -132,6 +132,17 @@ def test_rows_of_another_dialect_are_told_which_would_fit(tmp_path: Path, row, d
     refuse_unreadable(config, tmp_path)  # one that can be read is enough
 
 
+def test_a_hub_id_out_of_reach_is_refused_before_anything_heavy_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    config = SourceConfig(name="s", hub="org/chat", revision="0a" * 20, split="train")
+    with pytest.raises(ConfigError, match=r"source 's': .*HF_HUB_OFFLINE is set: .* local path"):
+        refuse_unreadable(config, tmp_path)
+
+
 def test_a_file_of_objects_over_several_lines_is_refused_with_what_to_do(tmp_path: Path) -> None:
     config = SourceConfig(name="s", path="rows.json")
     (tmp_path / "rows.json").write_text(json.dumps(GOOD, indent=1) * 2)
