@@ -1,4 +1,4 @@
-"""`posttrain STAGE …`: every script of this folder as one command.
+"""`posttrain STAGE …`: every stage of a post-training recipe as one command.
 
 posttrain --list                      every stage in a sentence
 posttrain --version                   the version of the package

@@ -83,7 +83,8 @@ def read_finished(argv: list[str]) -> None:
     rescored.add_argument("out", nargs="?", help="out=DIR keeps it as a run of its own")
     compared = commands.add_parser("compare", help="compare two runs on the same prompts")
     for side in ("a", "b"):
-        compared.add_argument(side, help="RUN, or RUN:NAME of one of its checkpoints")
+        name = f"RUN_{side.upper()}"
+        compared.add_argument(side, metavar=name, help="RUN, or RUN:NAME of one of its checkpoints")
     compared.add_argument(
         "--despite",
         action="append",

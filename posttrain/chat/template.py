@@ -201,6 +201,16 @@ def trl_templates() -> dict[str, str]:
     return {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.jinja"))}
 
 
+def trl_families() -> list[str]:
+    """Names by which a recipe may set a template of the installed TRL; none without TRL."""
+    try:
+        names = trl_templates()
+    except RenderError:
+        return []
+    # the training variants write other text than inference does, so none is offered
+    return [f"{TRL_PREFIX}{name}" for name in names if not name.endswith("_training")]
+
+
 def packaged_template_source(choice: str) -> str | None:
     """Read the source of a template that is named without a file: one of ours, or `trl:FAMILY`.
 
@@ -217,8 +227,7 @@ def packaged_template_source(choice: str) -> str | None:
     family = choice.removeprefix(TRL_PREFIX)
     families = trl_templates()
     if family not in families:
-        # the training variants write other text than inference does, so none is offered
-        offered = [name for name in families if not name.endswith("_training")]
+        offered = [name.removeprefix(TRL_PREFIX) for name in trl_families()]
         similar = difflib.get_close_matches(family, offered, n=3)
         hint = f": {', '.join(offered)}"
         if similar:

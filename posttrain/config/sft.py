@@ -77,7 +77,10 @@ def _default_text(value: ast.expr | None) -> str:
     if isinstance(value, ast.Call):  # field(default=…, metadata=…)
         arguments = {keyword.arg: keyword.value for keyword in value.keywords}
         value = arguments.get("default") or arguments.get("default_factory")
-    return "" if value is None or isinstance(value, ast.Lambda) else ast.unparse(value)
+    if value is None or isinstance(value, ast.Lambda):
+        return ""
+    text = ast.unparse(value)
+    return "[]" if text == "list" else text  # a factory
 
 
 # trackers that `report_to` names → the extra of ours that installs each
@@ -89,7 +92,7 @@ DEFAULTS: dict[str, Any] = {
     # all parameters take part in every step, even fused experts: a search for others costs a pass
     "ddp_find_unused_parameters": False,
 }
-_BY_THE_MACHINE = ("bf16", "use_cpu", "dataloader_pin_memory")
+_BY_THE_MACHINE = ("bf16", "use_cpu", "dataloader_pin_memory", "optim")
 # fields that every trainer has
 OWNED_EVERYWHERE = owned_fields({
     "set out: instead": "output_dir",

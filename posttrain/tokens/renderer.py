@@ -12,7 +12,7 @@ import numpy.typing as npt
 from transformers import PreTrainedTokenizerBase
 
 from posttrain.chat import ChatTemplate, nemotron_3_nano_template, profile_of, render
-from posttrain.chat.template import TEMPLATE_NAMES, packaged_template_source
+from posttrain.chat.template import TEMPLATE_NAMES, packaged_template_source, trl_families
 from posttrain.config.audit import AuditConfig, AuditTokenizer
 from posttrain.config.backend import (
     BackendConfig,
@@ -79,7 +79,8 @@ def chat_template_of(
         return ChatTemplate(packaged, name=choice, variables=shared, special_tokens=split_tokens)
     path = Path(choice)
     if not path.is_file():
-        hint = nearest(choice, TEMPLATE_NAMES)
+        names = [*TEMPLATE_NAMES, *trl_families()]
+        hint = nearest(choice, names, or_list=False) or nearest(choice, TEMPLATE_NAMES)
         raise ConfigError(f"{key} {choice!r} is neither a file nor the name of a template{hint}")
     source = path.read_text(encoding="utf-8")
     return ChatTemplate(source, name=path.name, variables=shared, special_tokens=split_tokens)

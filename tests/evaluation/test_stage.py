@@ -12,6 +12,7 @@ from posttrain.errors import ConfigError
 from posttrain.evaluation.run import read_run
 from posttrain.hashing import digest_of
 from posttrain.runs import read_artifact
+from scripts import eval as eval_script
 from tests.evaluation.scripted import ScriptedSampler
 from tests.evaluation.small_eval import (
     answer,
@@ -201,3 +202,9 @@ def test_the_page_names_rows_that_gave_no_prompt(tmp_path: Path):
     [dropped] = read_artifact(tmp_path / "out").stats["sources"]["sums"]["dropped"].items()
     assert dropped[1] == 1
     assert dropped[0] in page
+
+
+def test_a_comparison_with_nothing_asks_for_the_other_run(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        eval_script.main(["compare", "runs/a:sft"])
+    assert "required: RUN_B" in capsys.readouterr().err

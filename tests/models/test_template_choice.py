@@ -22,9 +22,13 @@ def test_templates_by_name(choice: str):
     assert "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n" in text
 
 
-def test_a_misspelt_name_names_the_nearest_and_the_key():
-    with pytest.raises(ConfigError, match=r"tokenizer\.chat_template 'herms' .*'hermes'"):
-        chat_template_of(byte_tokenizer(), choice="herms", key="tokenizer.chat_template")
+@pytest.mark.parametrize(
+    ("choice", "meant"),
+    [("herms", "'hermes'"), ("qwen3", "'trl:qwen3'"), ("jamba", "valid: chatml, hermes")],
+)
+def test_a_misspelt_name_names_the_nearest_and_the_key(choice: str, meant: str):
+    with pytest.raises(ConfigError, match=rf"tokenizer\.chat_template '{choice}' .*{meant}"):
+        chat_template_of(byte_tokenizer(), choice=choice, key="tokenizer.chat_template")
 
 
 def test_plans_speak_of_reasoning_where_the_template_knows_it():
