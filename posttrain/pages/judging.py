@@ -101,8 +101,8 @@ def judges(cells: Sequence[ui.Row], failed: ui.Row) -> Iterator[ui.Block]:
     rows: list[list[object]] = []
     for cell in cells:
         judge = ui.TableCell(cell["checkpoint"], below=cell["source"])
-        shares = [ui.estimate(cell[name], scale=100) for name in _RATES]
-        means = [ui.estimate(cell[name], digits=2) for name in _MEANS]
+        shares = [_estimate(cell[name], scale=100) for name in _RATES]
+        means = [_estimate(cell[name], digits=2) for name in _MEANS]
         rows.append([judge, *shares, *means, cell["pairs"]])
     rates = [f"{name}, %" for name in _RATES.values()]
     head = ["judge", *rates, *_MEANS.values(), "pairs"]
@@ -122,17 +122,26 @@ def judges_compared(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     table: list[list[object]] = []
     for row in rows:
         changes = [_change(row.get(name), scale) for name, scale in _COMPARED.items()]
-        table.append([f"{row['a']} → {row['b']}", row["source"], *changes])
-    head = ["judges", "source", "pairwise accuracy, points", "position consistency, points"]
+        judges = ui.TableCell(f"{row['a']} → {row['b']}", below=row["source"])
+        table.append([judges, *changes])
+    head = ["judges", "pairwise accuracy, points", "position consistency, points"]
     if table:
         yield ui.Table([*head, "format, points", "reward"], table)
 
 
-def _change(change: ui.Row | None, scale: float) -> str | None:
+def _estimate(row: ui.Row | None, *, scale: float = 1, digits: int = 1) -> ui.TableCell | None:
+    """Cell of a value, with its interval below; None for None."""
+    if row is None:
+        return None
+    value, low, high = (ui.decimal(scale * row[key], digits) for key in ("value", "low", "high"))
+    return ui.TableCell(value, below=f"{low} … {high}")
+
+
+def _change(change: ui.Row | None, scale: float) -> ui.TableCell | None:
     if change is None:
         return None
     difference = ui.signed(scale * change["difference"], 2)
-    return f"{difference} ({_span(change, scale)}), p {change['p']:.2g}"
+    return ui.TableCell(difference, below=f"{_span(change, scale)}, p {change['p']:.2g}")
 
 
 def _span(estimate: ui.Row, scale: float = 1) -> str:
@@ -140,7 +149,7 @@ def _span(estimate: ui.Row, scale: float = 1) -> str:
 
 
 def _judgement(row: ui.Row, most: int) -> ui.Sample:
-    reward = "lost" if row["reward"] is None else f"reward {row['reward']:.1f}"
+    reward = "lost" if row["reward"] is None else f"reward {ui.decimal(0.0 + row['reward'], 1)}"
     answer = ui.Styled(ui.shortened(row["answer"], most), "mark")
     gold = (ui.Styled("\n[gold]", "faint"), f" {row['gold']}")
     words = [f"{ui.shortened(row['request'], most)}\n", answer, *gold]
@@ -172,12 +181,13 @@ def win_rate(rows: Sequence[ui.Row], stats: ui.Row) -> Iterator[ui.Block]:
     cells: list[list[object]] = []
     for row in rows:
         tokens = row["tokens"]
-        change = tokens and f"{tokens['a']:.1f} → {tokens['b']:.1f} ({_span(tokens)})"
-        shares = [ui.estimate(row[name], scale=100) for name in _OUTCOME_RATES]
+        values = tokens and f"{tokens['a']:.1f} → {tokens['b']:.1f}"
+        change = values and ui.TableCell(values, below=_span(tokens))
+        shares = [_estimate(row[name], scale=100) for name in _OUTCOME_RATES]
         counts = [row.get(name, 0) for name in ("duels", "same", "unanswered", "unjudged")]
         cells.append([row["unit"], *shares, change, *counts])
     cells.sort(key=lambda row: row[0] != "all")
-    head = ["", *_OUTCOME_RATES.values(), "tokens"]
+    head = ["task", *_OUTCOME_RATES.values(), "tokens"]
     head += ["pairs", "same answer", "one answer only", "unjudged"]
     yield f"{stats['after']} against {stats['before']}."
     yield ui.Table(head, cells)

@@ -205,4 +205,4 @@ def _change(figures: ui.Row, key: str) -> str | None:
     if values == [None, None]:
         return None
     digits = 1 if key.endswith("tokens") else 3
-    return " → ".join("–" if value is None else f"{value:.{digits}f}" for value in values)
+    return " → ".join("–" if value is None else ui.decimal(value, digits) for value in values)

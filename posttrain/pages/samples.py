@@ -57,16 +57,18 @@ def settings(settings: Mapping[str, ui.Row]) -> Iterator[ui.Block]:
                 f"{figures['steps'] / samples:.1f}",
                 ui.ratio(figures["samples_with_calls"], samples, 2) or "",
                 figures["tool_results"],
-                ui.counted(figures["problems"]) or None,
             ]
         )
     head = ["setting", "prompts", "samples", "reasoning on"]
     head += [f"ended: {finish}" for finish in finishes]
     columns = ["setting", "reasoning tokens", "answer tokens", "steps", "with a call"]
-    columns += ["tool results", "malformed"]
+    columns += ["tool results"]
     yield ui.Table(head, counts)
     yield "Means of a sample. A call counts wherever it was parsed as one, declared or not."
     yield ui.Table(columns, lengths)
+    for name, figures in settings.items():
+        if problems := ui.counted(figures["problems"]):
+            yield f"Malformed, {name}: {problems}."
 
 
 @ui.section("Prompts by source")

@@ -134,9 +134,9 @@ def supervised(stats: ui.Row, rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         yield f"{bad} logged losses are not finite and are not shown."
     yield from curves(rows, _SFT_CURVES)
     if groups := _held_out(rows):
-        head = ["held-out group", "trained tokens", "first", "lowest", "last"]
+        head = ["held-out group", "first → last", "lowest", "trained tokens"]
         yield "Held-out loss per trained token; a group is a source with reasoning on or off."
-        yield ui.Table(head, groups, total=True)
+        yield ui.Table(head, groups)
 
 
 def _rounded(value: object) -> object:
@@ -144,18 +144,19 @@ def _rounded(value: object) -> object:
 
 
 def _held_out(rows: Sequence[ui.Row]) -> list[list[object]]:
-    """Rows of the held-out loss by group, `<source>/<on|off>`; the row over all groups is last."""
+    """Rows of the held-out loss over all groups, and by group, `<source>/<on|off>`."""
     keys: set[str] = set()
     for row in rows:
         keys |= {key for key in row if key.startswith("eval_") and key.endswith("loss")}
     table: list[list[object]] = []
-    for key in sorted(keys, key=lambda key: (key == "eval_loss", key)):
+    for key in sorted(keys, key=lambda key: (key != "eval_loss", key)):
         stem = key.removesuffix("loss")
         _, losses = points(rows, key)
         _, trained_tokens = points(rows, f"{stem}trained")
-        figures = [f"{loss:.3f}" for loss in (losses[0], min(losses), losses[-1])]
+        span = " → ".join(f"{loss:.3f}" for loss in dict.fromkeys((losses[0], losses[-1])))
+        tokens = int(trained_tokens[-1]) if trained_tokens else None
         name = stem.removeprefix("eval_").rstrip("_") or "all"
-        table.append([name, int(trained_tokens[-1]) if trained_tokens else None, *figures])
+        table.append([name, span, f"{min(losses):.3f}", tokens])
     return table
 
 

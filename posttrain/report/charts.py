@@ -66,6 +66,7 @@ SETTINGS: dict[Any, Any] = {
 LINE = {"a": ACCENT, "b": THIRD, "c": THIRD, "d": INK, "e": ACCENT, "f": INK}  # by style
 DASHED = "cef"  # styles
 SHARE = "share"  # title of a y axis whose labels are per cent
+_SHARE_GAP = 10  # pixels between a plot and the shares beside it
 _SHARE_WIDTH = 70  # pixels of a written share
 _MAX_NAME = 14  # characters of a name beside it
 _MAX_DOTTED_POINTS = 24  # of a line: more dots than that would run into each other
@@ -220,10 +221,11 @@ def _draw_intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
         )
         (dot,) = axes.plot(row.share, position, "o", color=colour, markersize=8, clip_on=False)
         dot.set_gid(f"{TITLE}{chart.full_label(replace(row, label=label))}: {share}")
-        axes.text(1.03, position, share, va="center_baseline", color=INK)
+        share_at = 1 + _SHARE_GAP / plot_width
+        axes.text(share_at, position, share, va="center_baseline", color=INK)
         if row.name:
             name = _shortened_label(row.name, _MAX_NAME)
-            place = 1.03 + _SHARE_WIDTH / plot_width
+            place = share_at + _SHARE_WIDTH / plot_width
             axes.text(place, position, name, va="center_baseline", color=colour)
     # the first line of each group, whose label would otherwise be repeated
     labelled = [k for k in range(len(labels)) if not k or labels[k] != labels[k - 1]]

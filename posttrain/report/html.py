@@ -30,8 +30,8 @@ _TAGS = {
     "mark": Markup("<mark>{}</mark>"),
     "code": Markup("<code>{}</code>"),
 }
-# a number and its unit, or the ends of an interval, never stand on two lines
-_GLUED = re.compile(r"(?<=[\d%]) (?=%|[–…×+] ?[\d+−-])|(?<=[–…×+]) (?=[\d+−-])")
+# a number and its unit, the ends of an interval, or p and its value never stand on two lines
+_GLUED = re.compile(r"(?<=[\d%]) (?=%|[–…×+] ?[\d+−-])|(?<=[–…×+]) (?=[\d+−-])|(?<=\bp) (?=\d)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,9 @@ def _cell_markup(value: object) -> Markup:
             indent = ""
             if value.indent > 0:
                 indent = "\N{EM SPACE}" * (value.indent - 1) + "↳ "
-            below = Markup("<br><small>{}</small>").format(value.below) if value.below else ""
+            below = ""
+            if value.below:
+                below = Markup("<br><small>{}</small>").format(_words_markup(value.below))
             content = escape(indent) + _cell_markup(value.value) + below
             if value.shade is None:
                 return content

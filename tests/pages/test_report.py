@@ -21,7 +21,7 @@ from posttrain.pages.sft_data import lengths, mixture
 from posttrain.pages.write import show_finished, write_report
 from posttrain.report.console import open_console, print_sections
 from posttrain.report.html import page_html
-from posttrain.report.section import IntervalChart, Section, Table
+from posttrain.report.section import IntervalChart, Section, Table, TableCell
 from posttrain.runner import run_data_stage
 from posttrain.runs import Counts, Run, read_artifact
 from tests.pages.conftest import write_checkpoint
@@ -148,9 +148,10 @@ def test_changed_and_unfinished_inputs_are_refused(tmp_path):
 
 
 def test_held_out_loss_is_per_trained_token_and_by_group(page):
-    assert cells(page, "maths/on") == ["maths/on", "30", "3.000", "2.000", "2.000"]
-    assert cells(page, "maths/off") == ["maths/off", "10", "1.000", "1.000", "4.000"]
-    assert cells(page, "all") == ["all", "–", "2.500", "2.500", "2.500"]
+    assert cells(page, "maths/on") == ["maths/on", "3.000 → 2.000", "2.000", "30"]
+    assert cells(page, "maths/off") == ["maths/off", "1.000 → 4.000", "1.000", "10"]
+    assert cells(page, "all") == ["all", "2.500", "2.500", "–"]
+    assert page.index("<td>all</td>") < page.index("<td>maths/")
     line = r'<title>held-out loss</title><path d="M ([\d.]+) ([\d.]+) +L ([\d.]+) ([\d.]+) +"'
     grey = re.search(line, section(page, "Training"))
     assert grey
@@ -224,6 +225,15 @@ def test_numbers_keep_their_unit_and_values_align():
     assert '<td class="n">1.5\N{NO-BREAK SPACE}%\N{NO-BREAK SPACE}–\N{NO-BREAK SPACE}2.0' in page
     assert "<td>ten rows</td>" in page
     assert '<div class="scroll"' in page
+
+
+def test_intervals_below_a_value_stay_whole_and_two_columns_wrap_on_a_telephone():
+    change = TableCell("−0.33", below="−1.6 … +0.9, p 0.6")
+    words = ["batches", "20 of 32 prompts"]
+    tables = [Table(["judges", "change"], [["a → b", change]]), Table(["run", "value"], [words])]
+    page = page_html([Section("S", tables)], title="t").replace("\N{NO-BREAK SPACE}", "~")
+    assert "<small>−1.6~…~+0.9, p~0.6</small>" in page
+    assert 'class="worded"' not in page
 
 
 def test_a_stage_without_rows_counts_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
