@@ -1,4 +1,4 @@
-"""Several runs in one page: differing keys of their recipes, curves of the same metrics, figures.
+"""Several runs in one page: their figures, curves of the same metrics, differing keys of recipes.
 
 Any kinds of artifact, and training runs that have not finished, up to the number of line styles.
 """
@@ -58,8 +58,9 @@ def write_overlay(artifacts: Sequence[Path], *, out: Path) -> Path:
             f"them {len(set(paths))} different"
         )
     runs = [_read_run(path, name) for path, name in zip(paths, _short_names(paths), strict=True)]
-    sections = [_overview(runs), _headlines(runs), _recipes(runs), *_curves(runs)]
+    sections = [_headlines(runs), *_curves(runs)]
     sections += _evaluations([run for run in runs if run.node and run.kind == "evaluation"])
+    sections += [_overview(runs), _recipes(runs)]
     title = ", ".join(run.name for run in runs)
     page = page_html(sections, title=title, kicker=f"overlay of {len(runs)} runs")
     atomic_write_text(out, page)

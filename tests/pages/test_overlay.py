@@ -37,7 +37,7 @@ def test_runs_of_one_kind_share_charts_and_differ_in_named_keys(tmp_path: Path):
     target = tmp_path / "page.html"
     script("report").main([*map(str, paths), "--out", str(target)])
     page = target.read_text()
-    assert sections(page) == ["Runs", "Figures", "Recipes", "Training"]
+    assert sections(page) == ["Figures", "Training", "Runs", "Recipes"]
     assert cells(page, "c/sft")[1:] == ["checkpoint", "not finished", "20"]
     assert cells(page, "trainer.learning_rate")[1:] == ["0.1", "0.2", "0.1"]
     assert "trainer.seed" not in section(page, "Recipes")
