@@ -83,7 +83,7 @@ def dispatch(arguments: list[str]) -> None:
     elif command == "completion":
         from posttrain.config.completion import completion
 
-        print(completion(options, [*STAGES, "launch", "completion"]), end="")
+        print(completion(options, [*STAGES, "launch", "completion"], STAGES), end="")
     elif command == "launch":
         launch(options)
     elif command in STAGES:

@@ -131,6 +131,7 @@ def test_shells_complete_stages_recipes_and_keys(shell: str, tmp_path, capsys):
     assert "tiny/sft" in completed("sft", "--config", "tiny/s")
     assert completed("sft", "trainer.learning_r") == ["trainer.learning_rate="]
     assert completed("sft", "--dr") == ["--dry-run"]
+    assert {*completed("chat", "--top")} == {"--top-p", "--top-k"}
     with pytest.raises(ConfigError, match="completion takes a shell: bash, zsh, fish"):
         command.dispatch(["completion", "tcsh"])
 

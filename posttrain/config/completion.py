@@ -1,4 +1,4 @@
-"""Tab completion of `posttrain`: stages, recipes after `--config`, keys of a stage's recipe.
+"""Tab completion of `posttrain`: stages, their options and keys, recipes after `--config`.
 
 eval "$(posttrain completion bash)"      in ~/.bashrc; zsh likewise
 posttrain completion fish | source       in ~/.config/fish/config.fish
@@ -6,7 +6,9 @@ posttrain completion fish | source       in ~/.config/fish/config.fish
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from posttrain.config.load import keys_of_recipe
 from posttrain.config.recipe_files import recipe_names
@@ -14,7 +16,9 @@ from posttrain.config.schemas import stage_schemas
 from posttrain.errors import ConfigError
 
 SHELLS = ("bash", "zsh", "fish")
-_OPTIONS = "--config --dry-run --print-config --help"
+# options of every stage that takes a recipe
+_OF_RECIPES = ("--config", "--dry-run", "--print-config")
+_OPTION = re.compile(r"""add_argument\(\s*"(--[\w-]+)\"""")
 # bash ends words at `=` and `:`; a key is completed up to its `=`, without a blank
 _BASH = """\
 _posttrain() {
@@ -27,7 +31,8 @@ _posttrain() {
     elif [ "$before" = = ] || [ "$word" = = ]; then
         COMPREPLY=($(compgen -f -- "${word#=}"))
     elif [ "${word#-}" != "$word" ]; then
-        COMPREPLY=($(compgen -W "OPTIONS" -- "$word"))
+        local options="$(posttrain completion options "${COMP_WORDS[1]}" 2>/dev/null)"
+        COMPREPLY=($(compgen -W "$options" -- "$word"))
     else
         local keys="$(posttrain completion keys "${COMP_WORDS[1]}" 2>/dev/null)"
         COMPREPLY=($(compgen -W "$keys" -- "$word"))
@@ -47,7 +52,7 @@ _posttrain() {
         compadd -- RECIPES
         _files -g '*.y(a|)ml'
     elif [[ $PREFIX == -* ]]; then
-        compadd -- OPTIONS
+        compadd -- ${(f)"$(posttrain completion options $words[2] 2>/dev/null)"}
     elif [[ $PREFIX == *=* ]]; then
         compset -P '*='
         _files
@@ -64,19 +69,24 @@ complete -c posttrain -f -n __fish_use_subcommand -l list
 complete -c posttrain -f -n __fish_use_subcommand -l recipes
 complete -c posttrain -f -n __fish_use_subcommand -l version
 complete -c posttrain -n 'not __fish_use_subcommand' -l config -r -a 'RECIPES'
-complete -c posttrain -n 'not __fish_use_subcommand' -l dry-run
-complete -c posttrain -n 'not __fish_use_subcommand' -l print-config
-complete -c posttrain -n 'not __fish_use_subcommand' \\
+complete -c posttrain \\
+    -n 'not __fish_use_subcommand; and not string match -q -- "-*" (commandline -ct)' \\
     -a '(posttrain completion keys (commandline -opc)[2] 2>/dev/null)'
+complete -c posttrain \\
+    -n 'not __fish_use_subcommand; and string match -q -- "-*" (commandline -ct)' \\
+    -a '(posttrain completion options (commandline -opc)[2] 2>/dev/null)'
 """
 
 
-def completion(arguments: Sequence[str], stages: Sequence[str]) -> str:
-    """Completion script of a shell; with `keys STAGE` the keys of a recipe, one a line.
+def completion(
+    arguments: Sequence[str], commands: Sequence[str], scripts: Mapping[str, Path]
+) -> str:
+    """Completion script of a shell; with `keys STAGE` or `options STAGE` those, one a line.
 
     Args:
         arguments: words after `posttrain completion`.
-        stages: names of all stages.
+        commands: names of all stages and of what else `posttrain` does.
+        scripts: stage → its script, which is read and not run.
 
     Raises:
         ConfigError: the shell is none of `SHELLS`.
@@ -85,9 +95,20 @@ def completion(arguments: Sequence[str], stages: Sequence[str]) -> str:
         schema = stage_schemas().get(arguments[1])
         keys = [] if schema is None else [*keys_of_recipe(schema)]
         return "".join(f"{key}=\n" for key in keys)
+    if len(arguments) == 2 and arguments[0] == "options":
+        script = scripts.get(arguments[1])
+        return "" if script is None else "".join(f"{option}\n" for option in _options_of(script))
     if len(arguments) != 1 or arguments[0] not in SHELLS:
         raise ConfigError(f"completion takes a shell: {', '.join(SHELLS)}")
     script = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}[arguments[0]]
-    script = script.replace("STAGES", " ".join(stages))
-    script = script.replace("RECIPES", " ".join(recipe_names()))
-    return script.replace("OPTIONS", _OPTIONS)
+    script = script.replace("STAGES", " ".join(commands))
+    return script.replace("RECIPES", " ".join(recipe_names()))
+
+
+def _options_of(script: Path) -> list[str]:
+    """Options of a stage, as its script adds them to its parser."""
+    source = script.read_text("utf-8")
+    options = [*_OPTION.findall(source), "--help"]
+    if "recipe_parser(" in source:
+        options += _OF_RECIPES
+    return list(dict.fromkeys(options))
