@@ -74,13 +74,23 @@ def tiles(node: Node) -> list[ui.Tile]:
     ]
 
 
+_TWO_SIDED = 1.96  # standard errors of a 95 % interval
+
+
 def _loss_tile(rows: Sequence[ui.Row], key: str, name: str) -> Iterator[ui.Tile]:
-    """Tile of a loss at its first and last logged step; nothing without a logged value."""
+    """Tile of a loss at its first and last logged step; nothing without a logged value.
+
+    With the interval of the last, over batches, where its standard error was logged.
+    """
     steps, losses = points(rows, key)
     if len(losses) == 1:
         yield f"{losses[0]:.3f}", name, f"nats a trained token, step {steps[0]:,.0f}"
     elif losses:
         span = f"nats a trained token, steps {steps[0]:,.0f} and {steps[-1]:,.0f}"
+        _, errors = points(rows, key.replace("loss", "error"))
+        if errors:
+            low, high = (losses[-1] + sign * _TWO_SIDED * errors[-1] for sign in (-1, 1))
+            span = f"last {low:.3f} … {high:.3f}; {span}"
         yield f"{losses[0]:.3f} → {losses[-1]:.3f}", name, span
 
 

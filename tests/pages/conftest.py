@@ -32,7 +32,7 @@ LOG = [
     {"step": 20, "epoch": 1.0, "loss": 2.0, "learning_rate": 5e-4, "grad_norm": 1.0, "tokens": 200},
     {"step": 20, "epoch": 1.0, "eval_maths/on_loss": 2.0, "eval_maths/on_trained": 30},
     {"step": 20, "epoch": 1.0, "eval_maths/off_loss": 4.0, "eval_maths/off_trained": 10},
-    {"step": 20, "epoch": 1.0, "eval_loss": 2.5},
+    {"step": 20, "epoch": 1.0, "eval_loss": 2.5, "eval_error": 0.1},
 ]
 STATS = {"steps": 20, "tokens": 200, "trained": 120, "train_loss": 2.0}
 

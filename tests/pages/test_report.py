@@ -152,6 +152,8 @@ def test_held_out_loss_is_per_trained_token_and_by_group(page):
     assert cells(page, "maths/off") == ["maths/off", "1.000 → 4.000", "1.000", "10"]
     assert cells(page, "all") == ["all", "2.500", "2.500", "–"]
     assert page.index("<td>all</td>") < page.index("<td>maths/")
+    # 1.96 standard errors on both sides of the last
+    assert "last 2.304 … 2.696; nats a trained token" in page
     line = r'<title>held-out loss</title><path d="M ([\d.]+) ([\d.]+) +L ([\d.]+) ([\d.]+) +"'
     grey = re.search(line, section(page, "Training"))
     assert grey

@@ -3,6 +3,7 @@ token, the expert balance term and exact token counts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from posttrain.training.moe import ExpertBalance
 from posttrain.training.order import EpochOrder
 from posttrain.training.output import StepLines
 from posttrain.training.trainer import Resumable
+
+# of a held-out set, from which the normal distribution gives an interval; ours
+_LEAST_BATCHES = 10
 
 
 def describe_step(row: dict[str, Any]) -> str | None:
@@ -47,6 +51,24 @@ def held_out_group(key: str) -> str | None:
     if not key.startswith("eval_") or not key.endswith("_loss"):
         return None
     return key.removeprefix("eval_").removesuffix("loss").removesuffix("_") or "all"
+
+
+def standard_error(sums: torch.Tensor) -> float | None:
+    """Standard error of a held-out loss per trained token, over the batches it was measured on.
+
+    None for few batches.
+
+    Args:
+        sums: over the batches, of losses, of trained tokens, of 1, of squared losses, of losses
+            times tokens, and of squared tokens.
+    """
+    losses, tokens, batches, squared_losses, products, squared_tokens = sums.tolist()
+    if batches < _LEAST_BATCHES:
+        return None
+    # a batch's loss less what its tokens let expect: the ratio of two sums (Cochran 1977, 6.4)
+    ratio = losses / tokens
+    residuals = squared_losses - 2 * ratio * products + ratio**2 * squared_tokens
+    return math.sqrt(max(residuals, 0.0) * batches / (batches - 1)) / tokens
 
 
 class PackedSFTTrainer(Resumable, SFTTrainer):
@@ -90,8 +112,8 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         self._kept_epochs: set[int] = set()
         # sequences of the current step, over all processes
         self._step_sequences = 0
-        # (sum of losses, trained tokens) of each held-out group
-        self._eval_sums: list[tuple[float, int]] = []
+        # of each held-out group, as `standard_error` takes them
+        self._eval_sums: list[torch.Tensor] = []
         self._order: EpochOrder | None = None
 
     # ---- packs of a step ----
@@ -205,6 +227,7 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         model.eval()
         local_sum = torch.zeros((), device=self.args.device)
         local_count = 0
+        moments = torch.zeros(4, dtype=torch.float64)
         for inputs in dataloader:
             inputs = self._prepare_inputs(inputs)
             batch_count = int((inputs["labels"] != IGNORED).sum())
@@ -213,9 +236,14 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
             # the parent's loss is a mean over the batch: turn it back into a sum
             local_sum += loss.detach() * batch_count
             local_count += batch_count
-        sums = torch.tensor([float(local_sum), float(local_count)], dtype=torch.float64)
-        loss_sum, trained = self.accelerator.reduce(sums.to(self.args.device), "sum").tolist()
-        self._eval_sums.append((loss_sum, int(trained)))
+            if batch_count:
+                batch_sum = float(loss) * batch_count
+                products = [batch_sum**2, batch_sum * batch_count, batch_count**2]
+                moments += torch.tensor([1, *products], dtype=torch.float64)
+        sums = torch.tensor([float(local_sum), float(local_count), *moments], dtype=torch.float64)
+        sums = self.accelerator.reduce(sums.to(self.args.device), "sum")
+        loss_sum, trained = sums[:2].tolist()
+        self._eval_sums.append(sums)
         # TRL would log its means of batch means as well
         self._metrics["eval"].clear()
         metrics = {
@@ -242,9 +270,13 @@ class PackedSFTTrainer(Resumable, SFTTrainer):
         self._eval_sums.clear()
         # the parent calls this method again for each group
         metrics = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        loss_sum = sum(loss for loss, _ in self._eval_sums)
-        trained = sum(count for _, count in self._eval_sums)
+        sums = torch.stack(self._eval_sums).sum(0)
+        loss_sum, trained = sums[:2].tolist()
         overall = {f"{metric_key_prefix}_loss": loss_sum / max(trained, 1)}
+        # processes that share a sequence have each counted the whole of it
+        error = standard_error(sums / self.get_cp_size())
+        if error is not None:
+            overall[f"{metric_key_prefix}_error"] = error
         self.log(dict(overall))
         return metrics | overall
 

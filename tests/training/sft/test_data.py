@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from posttrain.tokens.tokenizer import special_tokens
 from posttrain.training.sft import data as packed
@@ -15,7 +17,7 @@ from posttrain.training.sft.data import (
     sizes_by_value,
     split_size,
 )
-from posttrain.training.sft.trainer import describe_step, held_out_group
+from posttrain.training.sft.trainer import describe_step, held_out_group, standard_error
 from tests.training.tiny import PAD, make_tokenizer
 
 
@@ -85,7 +87,24 @@ def test_a_line_says_of_a_step_what_its_row_has_and_names_the_held_out_group():
     assert describe_step({"eval_web/on_loss": 2.0, "eval_web/on_trained": 5}) == (
         "held-out loss 2.0000 (web/on)"
     )
-    assert describe_step({"eval_loss": 2.0}) == "held-out loss 2.0000 (all)"
+    assert describe_step({"eval_loss": 2.0, "eval_error": 0.1}) == "held-out loss 2.0000 (all)"
     assert describe_step({"step": 1}) is None
     assert held_out_group("eval_web/on_trained") is None
     assert held_out_group("train_loss") is None
+
+
+def test_the_standard_error_of_a_held_out_loss_is_the_spread_of_resampled_batches():
+    """Against the bootstrap, with batches of unequal tokens; and none for a few batches."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(20, 200, 40)
+    losses = tokens * rng.normal(2.0, 0.3, 40)
+
+    def sums(chosen: np.ndarray) -> torch.Tensor:
+        loss, count = losses[chosen], tokens[chosen]
+        columns = [loss, count, np.ones(len(chosen)), loss**2, loss * count, count**2]
+        return torch.tensor([float(column.sum()) for column in columns], dtype=torch.float64)
+
+    drawn = rng.integers(0, 40, (4000, 40))
+    spread = (losses[drawn].sum(1) / tokens[drawn].sum(1)).std()
+    assert standard_error(sums(np.arange(40))) == pytest.approx(spread, rel=0.1)
+    assert standard_error(sums(np.arange(9))) is None
