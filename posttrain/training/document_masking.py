@@ -31,7 +31,7 @@ from posttrain.tokens.encode import IGNORED
 Batch = dict[str, Any]
 Collator = Callable[[list[dict[str, Any]]], Batch]
 # tokens of the longest probed sequence: enough for a leak to show, and quick on any model
-PROBE_TOKENS = 64
+PROBE_TOKENS = 32
 FP32_TOLERANCE = 1e-5
 
 
