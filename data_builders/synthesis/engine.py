@@ -53,7 +53,6 @@ from reward.graders.base import Attempt, Grader
 
 EXAMPLES = 5  # seeds shown of those that are kept, and of each reason to drop
 CHUNK = 1024  # completions of a model in process that are saved together
-_MAX_ROUNDS = 400  # a kind that takes more would ask for ever
 End = Keep | Discarded
 
 
@@ -189,9 +188,11 @@ def _run_rounds(
 ) -> None:
     """Go on with all seeds, a round of requests at a time, until all have come to their end."""
     grading = Grading()
+    # a round has at least one completion: a kind that takes more rounds would ask for ever
+    max_rounds = max((sum(kind.max_completions(work.seed).values()) for work in works), default=0)
     for work in works:
         work.go_on(None)
-    for number in range(_MAX_ROUNDS):
+    for number in range(max_rounds + 1):
         while to_grade := [work for work in works if isinstance(work.move, Grade)]:
             grading.answer(to_grade)
         _replay_rounds(kind, works)
@@ -206,7 +207,7 @@ def _run_rounds(
                 f"{dropped:,} dropped so far"
             )
             _answer_round(recipe, kind, asking, folder / f"round-{number:03}", console)
-    raise AssertionError(f"a kind that asks for more than {_MAX_ROUNDS} rounds")
+    raise AssertionError(f"a kind that asks for more than the {max_rounds} rounds of its plan")
 
 
 class Grading:

@@ -272,6 +272,9 @@ class ToolConversations(SynthesisKind):
             return asyncio.run(environment.call(call.name, cast(dict[str, Any], arguments)))
         task: ToolTask = seed.content
         log = [f"{call_text} -> {result}" for call_text, result in _call_log(messages)]
+        # a step may have any number of calls; what a model is asked for is what the plan says
+        if len(log) >= self.config.turns * self.config.steps:
+            raise Discarded("too_many_calls", f"{len(log)} answered")
         text = self.text(
             "tool_result",
             task=task.wish,

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from data_builders.rows.read import read_examples
+from data_builders.synthesis.kinds import KINDS
+from data_builders.synthesis.steps import Seed
+from data_builders.synthesis.tool_conversation import ToolConversations
 from posttrain.config.source import SourceConfig
 from posttrain.errors import DataError
 from posttrain.records import message_to_template
@@ -181,6 +184,33 @@ def test_bad_sides_are_named(changes, reason: str, tmp_path: Path, monkeypatch: 
     samplers = {name: Scripted(script) for name, script in scripts.items()}
     with pytest.raises(DataError, match=reason):
         made(scenarios(tmp_path), samplers, monkeypatch)
+
+
+def test_an_agent_that_calls_without_end_costs_no_more_than_the_plan_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def greedy(request: Request, _: random.Random) -> str:
+        return "".join(call("add_note", text=str(number)) for number in range(9)) + END
+
+    tools = Scripted(note_tools)
+    samplers = {"user": Scripted(user), "agent": Scripted(greedy), "tools": tools}
+    config = scenarios(tmp_path, ("user", "agent", "tools"), turns=1, steps=4)
+    with pytest.raises(DataError, match="too_many_calls 4"):
+        made(config, samplers, monkeypatch)
+    assert sum(map(len, tools.calls)) == 4 * 4
+
+
+def test_a_kind_has_as_many_rounds_as_its_plan_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Uncounted(ToolConversations):
+        def max_completions(self, seed: Seed) -> dict[str, int]:
+            return {"user": 2, "agent": 2}
+
+    samplers = {"user": Scripted(user), "agent": Scripted(note_agent), "tools": Scripted(note_tools)}
+    monkeypatch.setitem(KINDS, "tool_conversation", Uncounted)
+    with pytest.raises(AssertionError, match="more than the 4 rounds of its plan"):
+        made(scenarios(tmp_path, ("user", "agent", "tools")), samplers, monkeypatch)
 
 
 def test_scenarios_without_a_model_for_their_tools_are_no_seeds(
