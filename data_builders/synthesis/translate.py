@@ -42,19 +42,25 @@ _PROTECTED = re.compile(
     r"`[^`\n]+`"
     r"|https?://[^\s)>\]]*[^\s)>\].,;:!?]"
     r"|</?[A-Za-z][^<>\n]{0,200}>"
-    r"|\\boxed\{[^\n]*?\}"
+    r"|\\boxed\{(?:[^{}\n]|\{(?:[^{}\n]|\{[^{}\n]*\})*\})*\}"
     r"|\$[^$\n]+\$"
 )
-# digits with their inner points and commas; which of the two separates thousands depends on the
-# language, so that numbers are compared by their digits
-_NUMBER = re.compile(r"\d+(?:[.,']\d+|[\u00a0\u202f ]\d{3}(?!\d))*")
-# what a model says in place of a translation, at the beginning of a line; English, since models
-# refuse in the language of the request
+# digits with their sign, inner points and commas; a hyphen behind a word or a number is no sign
+_NUMBER = re.compile(r"(?:(?<![\w.)\]%°])[-\u2212])?\d+(?:[.,']\d+|[\u00a0\u202f ]\d{3}(?!\d))*")
+# what a model says in place of a translation, at the beginning of a line, in the language of the
+# request
 _REFUSAL = re.compile(
     r"\W*(?:i(?:'m| am) sorry|sorry,|i (?:can(?:no|')t|am unable|won't)|as an ai\b"
     r"|(?:here is|here's) the translation|unable to translate|cannot translate)",
     re.IGNORECASE,
 )
+# that it cannot translate, in the paper's five languages to translate to
+_CANNOT_TRANSLATE = re.compile(
+    r"nicht übersetzen|(?:no|non) (?:puedo|posso) tradu|ne (?:peux|puis) pas traduire"
+    r"|翻訳(?:する(?:こと)?が?)?(?:は|が)?でき(?:ま|な)",
+    re.IGNORECASE,
+)
+_OF_TRANSLATING = re.compile("translat", re.IGNORECASE)
 # letters of the shortest row whose language is identified: fewer than in a filter of rows, since a
 # translated chat may be short and another language in it is a failed translation
 _MIN_LETTERS = 80
@@ -163,11 +169,13 @@ def refuse_broken_line(original: str, translation: str) -> None:
     detail = f"{original[:150]} → {translation[:150]}"
     if _REFUSAL.match(translation) and not _REFUSAL.match(original):
         raise Discarded("refusal", detail)
+    if _CANNOT_TRANSLATE.search(translation) and not _OF_TRANSLATING.search(original):
+        raise Discarded("refusal", detail)
     if "\n" in translation:
         raise Discarded("line_count", detail)
     if protected_pieces(original) != protected_pieces(translation):
         raise Discarded("protected_changed", detail)
-    if numbers(original) != numbers(translation):
+    if not same_numbers(numbers(original), numbers(translation)):
         raise Discarded("numbers_changed", detail)
 
 
@@ -176,10 +184,42 @@ def protected_pieces(line: str) -> Counter[str]:
     return Counter(_PROTECTED.findall(line))
 
 
-def numbers(line: str) -> Counter[str]:
-    """Digits of each number of a line outside its protected pieces, each with its count."""
-    prose = _PROTECTED.sub(" ", line)
-    return Counter(re.sub(r"\D", "", number) for number in _NUMBER.findall(prose))
+def numbers(line: str) -> list[str]:
+    """Numbers of a line outside its protected pieces, in their order."""
+    return _NUMBER.findall(_PROTECTED.sub(" ", line))
+
+
+def same_numbers(original: Sequence[str], translated: Sequence[str]) -> bool:
+    """True if both have the same numbers, in any order and in the notation of any language."""
+    if len(original) != len(translated):
+        return False
+    pairs = zip(
+        sorted(map(_digits_and_decimals, original)),
+        sorted(map(_digits_and_decimals, translated)),
+        strict=True,
+    )
+    return all(
+        digits == translated_digits and not set(decimals).isdisjoint(translated_decimals)
+        for (digits, decimals), (translated_digits, translated_decimals) in pairs
+    )
+
+
+def _digits_and_decimals(number: str) -> tuple[str, tuple[int, ...]]:
+    """Digits of a number with its sign, and how many of them may be decimals.
+
+    Which mark separates thousands depends on the language: 1.234 has no decimals, or three.
+    """
+    unsigned = number.lstrip("-\u2212")
+    # digits of any script
+    digits = "".join(str(int(digit)) for digit in unsigned if digit.isdecimal())
+    signed = digits if unsigned == number else f"-{digits}"
+    marks = re.findall(r"\D", unsigned)
+    if not marks or marks[-1] not in ".,":
+        return signed, (0,)
+    decimals = len(unsigned.rpartition(marks[-1])[2])
+    if len(marks) > 1:
+        return signed, (0 if len(set(marks)) == 1 else decimals,)
+    return signed, (0, 3) if decimals == 3 else (decimals,)
 
 
 def with_lines(

@@ -207,7 +207,11 @@ def test_a_kind_has_as_many_rounds_as_its_plan_and_no_more(
         def max_completions(self, seed: Seed) -> dict[str, int]:
             return {"user": 2, "agent": 2}
 
-    samplers = {"user": Scripted(user), "agent": Scripted(note_agent), "tools": Scripted(note_tools)}
+    samplers = {
+        "user": Scripted(user),
+        "agent": Scripted(note_agent),
+        "tools": Scripted(note_tools),
+    }
     monkeypatch.setitem(KINDS, "tool_conversation", Uncounted)
     with pytest.raises(AssertionError, match="more than the 4 rounds of its plan"):
         made(scenarios(tmp_path, ("user", "agent", "tools")), samplers, monkeypatch)
