@@ -13,6 +13,7 @@ beside the generator: a killed run sends the answers on disk again and comes to 
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
@@ -34,6 +35,12 @@ from reward.judge.verdict import last_object
 Row = dict[str, Any]
 OFF_TOPIC = "The harbour in the north was closed on Tuesday, and the ferries waited for the fog."
 _IN_ANY_LANGUAGE = frozenset({"judge", "tools", "translator"})
+# marks of an assistant in the words of a user model that plays the wrong side
+_ASSISTANT_MARKS = re.compile(
+    r"^\s*(?:assistant|agent)\s*:|<tool_call|<function=|\{\s*\"name\"\s*:[^{}]*\"arguments\"\s*:",
+    re.IGNORECASE | re.MULTILINE,
+)
+_MIN_ECHO = 40  # characters of a request that no answer begins with; ours
 _DETAIL = 200  # characters of an answer in the detail of a drop
 
 
@@ -359,7 +366,8 @@ def labels_of(answered: Answered, *labels: str) -> dict[str, bool]:
 def unusable(completion: Completion, answered: Answered) -> Discarded | None:
     """Reason why no kind can use a completion; None if it can be used.
 
-    It failed, is cut off, is empty, repeats its prompt or is in another language.
+    It failed, is cut off, is empty, repeats its prompt, speaks as the assistant where it plays
+    the user, calls where no tools are declared, or is in another language.
     """
     if completion.finish == "failed":
         return Discarded("request_failed", completion.error or "")
@@ -371,8 +379,16 @@ def unusable(completion: Completion, answered: Answered) -> Discarded | None:
     if not completion.answer.strip() and not completion.tool_calls:
         return Discarded("empty_answer")
     request = " ".join(answered.ask.prompt.messages[-1].content.split()).casefold()
-    if " ".join(completion.answer.split()).casefold() == request:
+    answer = " ".join(completion.answer.split()).casefold()
+    # a short question may be said again before its answer
+    if answer == request or (len(request) >= _MIN_ECHO and answer.startswith(request)):
         return Discarded("echoed_prompt", completion.answer[:_DETAIL])
+    if answered.ask.role == "user" and (
+        completion.tool_calls or _ASSISTANT_MARKS.search(completion.answer)
+    ):
+        return Discarded("user_talks_as_agent", completion.steps[-1].text[:_DETAIL])
+    if completion.tool_calls and answered.ask.prompt.tools is None:
+        return Discarded("undeclared_call", completion.tool_calls[0].name)
     if completion.index in answered.foreign:
         language = answered.foreign[completion.index]
         return Discarded("other_language", f"{language}: {completion.answer[:_DETAIL]}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,10 +57,6 @@ from reward.judge.quoting import quoted
 
 END = "###END###"
 _LABELS = ("user", "agent", "tools", "left_to_agent")
-# marks of an agent in the words of a user model that plays the wrong side
-_AGENT_MARKS = re.compile(
-    r"<tool_call|<function=|\"arguments\"\s*:|^\s*(?:assistant|agent)\s*:", re.I
-)
 _BROKEN_CALLS = frozenset({"half_call", "malformed_call"})
 
 
@@ -203,8 +198,6 @@ class ToolConversations(SynthesisKind):
                 if not steps:
                     raise Discarded("user_ends_at_once", words[:200])
                 return messages, steps
-            if _AGENT_MARKS.search(words):
-                raise Discarded("user_talks_as_agent", words[:200])
             message = Message("user", words)
             messages.append(message)
             if steps:

@@ -25,7 +25,7 @@ from tests.data_builders.synthesis.small_synthesis import (
     server,
     write_rows,
 )
-from tests.sampling.scripted import END, Scripted
+from tests.sampling.scripted import END, Scripted, call
 
 TOPICS = ("bread", "rivers", "chess", "violins")
 
@@ -86,6 +86,9 @@ def test_turns_are_added_and_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         (lambda request, _: END, "empty_answer"),
         (lambda request, _: request.messages[0].content.rstrip() + END, "echoed_prompt"),
+        (lambda request, _: request.messages[0].content + f"\n\nYes?{END}", "echoed_prompt"),
+        (lambda request, _: f"Thanks.\nAssistant: With pleasure.{END}", "user_talks_as_agent"),
+        (lambda request, _: call("look_up", what="bread") + END, "user_talks_as_agent"),
         (lambda request, _: "more and more " * 2000, "truncated"),
         (lambda request, _: "x" * 1500 + END, "too_long"),
     ],
@@ -97,6 +100,33 @@ def test_a_user_who_writes_nothing_of_use_gives_no_row(
     monkeypatch.setattr(continue_chat, "_MAX_CHARACTERS", 1000)
     with pytest.raises(DataError, match=f"{reason} 4"):
         made(config, {"user": Scripted(writes), "agent": Scripted(agent)}, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        (lambda request, _: call("look_up", what="bread") + END, "undeclared_call 4"),
+        (lambda request, _: f"{request.messages[-1].content} It is fine.{END}", "echoed_prompt 4"),
+    ],
+)
+def test_an_assistant_that_repeats_its_prompt_or_calls_what_is_not_there_gives_no_row(
+    answers, reason, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def asks_at_length(request: Request, rng: random.Random) -> str:
+        return f"I heard of it long ago. {user(request, rng)}"
+
+    samplers = {"user": Scripted(asks_at_length), "agent": Scripted(answers)}
+    with pytest.raises(DataError, match=reason):
+        made(recipe(tmp_path, judge=False, turns=1), samplers, monkeypatch)
+
+
+def test_a_short_question_may_be_said_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def says_again(request: Request, _: random.Random) -> str:
+        return f"{request.messages[-1].content} It is fine.{END}"
+
+    samplers = {"user": Scripted(user), "agent": Scripted(says_again)}
+    rows, _ = made(recipe(tmp_path, judge=False, turns=1), samplers, monkeypatch)
+    assert len(rows) == 4
 
 
 def test_progress_shows_what_was_kept_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
