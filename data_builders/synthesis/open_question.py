@@ -65,7 +65,7 @@ class OpenQuestions(SynthesisKind):
     """The kind `open_question`; the content of its seeds is a `GoldTask` with options."""
 
     config: OpenQuestion
-    spoiled_roles = ("rewriter",)
+    spoiled_roles = ("rewriter", "solver")
 
     def inputs(self) -> tuple[list[Input], list[Parent]]:
         return row_inputs(self.config.sources, self.setup.out)
@@ -148,18 +148,27 @@ class OpenQuestions(SynthesisKind):
         if unsure:
             verdicts = yield from ask(*(request for _, request in unsure))
             for (completion, _), verdict in zip(unsure, verdicts, strict=True):
-                if labels_of(verdict, "equal")["equal"]:
+                is_equal = labels_of(verdict, "equal")["equal"]
+                yield Note("judge: equal", "yes" if is_equal else "no")
+                if is_equal:
                     right.append(completion)
         return right
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str | None:
-        """Plant a question that gives its answer away, or one about something else."""
+        """Plant another option as the solver's answer, or a question that is no open one of it.
+
+        Such a question gives its answer away, or is about something else.
+        """
+        task: GoldTask = seed.content
+        right = OPTION_LETTERS.index(task.gold)
+        fault = key64(self.setup.seed, "bad", seed.id) % 3
+        if answered.ask.role == "solver":
+            other_option = task.options[(right + 1) % len(task.options)]
+            return f"\\boxed{{{other_option}}}" if fault == 0 else None
         if answered.ask.prompt.setting != "open":
             return None
-        task: GoldTask = seed.content
-        gold = task.options[OPTION_LETTERS.index(task.gold)]
-        if key64(self.setup.seed, "bad", seed.id) % 2:
-            return f"{task.question} Is it {gold}?"
+        if fault == 1:
+            return f"{task.question} Is it {task.options[right]}?"
         return "How many ferries waited in the harbour because of the fog on Tuesday?"
 
 

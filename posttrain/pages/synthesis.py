@@ -101,7 +101,7 @@ def planted_rows(stats: ui.Row) -> Iterator[ui.Block]:
     )
     for name, values in stats["figures"].items():
         if name.startswith("judge") and set(values) == {"yes"}:
-            yield f"{name}: the judge said yes to all of {values['yes']:,} rows."
+            yield f"{name}: the judge said yes to all of {values['yes']:,} questions."
 
 
 @ui.section("Models")

@@ -9,6 +9,7 @@ import pytest
 
 from data_builders.synthesis.open_question import same_answer
 from posttrain.errors import DataError
+from posttrain.pages.synthesis import figures_of
 from posttrain.sampling.sampler import Request
 from reward.environments.judged import EquivalenceEnvironment
 from reward.environments.math_and_choice import MathEnvironment
@@ -71,6 +72,33 @@ def test_rows_and_tasks_have_the_gold(tmp_path: Path, monkeypatch: pytest.Monkey
         assert environment.prompt(task).gold == task["gold"]
     planted = manifest.stats["planted"]
     assert planted["rows"] == sum(planted["dropped"].values()) == 2
+
+
+def test_a_judge_that_finds_any_answer_equal_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def lenient(request: Request, rng: random.Random) -> str:
+        """Reads the question, and says yes to every answer."""
+        if "state the right answer" in request.messages[0].content:
+            return f'{{"equal": true}}{END}'
+        return judge(request, rng)
+
+    def wrong(request: Request, _: random.Random) -> str:
+        return f"\\boxed{{Oslo}}{END}"
+
+    rows = [{**ROWS[0], "question": f"Which is the capital of Peru, {n}?"} for n in range(12)]
+    config = recipe(tmp_path)
+    write_rows(tmp_path / "rows.jsonl", rows)
+    samplers = {
+        "rewriter": Scripted(rewriter),
+        "solver": Scripted(wrong),
+        "judge": Scripted(lenient),
+    }
+    _, manifest = made(config, samplers, monkeypatch)
+    planted = manifest.stats["planted"]
+    assert 0 < sum(planted["dropped"].values()) < planted["rows"] == 12
+    page = "".join(map(str, figures_of(manifest.stats)))
+    assert "judge: equal: the judge said yes to all of 24" in page
 
 
 @pytest.mark.parametrize(
