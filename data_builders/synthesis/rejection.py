@@ -7,11 +7,14 @@ whose rows name no check.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from data_builders.keyed import key64
 from data_builders.prompts.build import PromptPlan
+from data_builders.registry import BY_ENVIRONMENT
 from data_builders.rows.inputs import Input
 from data_builders.synthesis.seeds import prompt_seeds
 from data_builders.synthesis.steps import (
@@ -22,6 +25,7 @@ from data_builders.synthesis.steps import (
     KindSetup,
     Making,
     Note,
+    Round,
     Row,
     Seed,
     SeedSet,
@@ -36,6 +40,8 @@ from posttrain.environments.base import Environment
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt
 from posttrain.runs import Parent
+from reward.environments import find_environment
+from reward.environments.base import replay
 from reward.graders.base import Attempt
 
 
@@ -91,10 +97,27 @@ class RejectionSampling(SynthesisKind):
         checks = () if self.config.keep == "any" else (str(prompt.grader),)
         return Keep(rows, checks=checks)
 
-    def bad_answer(self, seed: Seed, answered: Answered) -> str | None:
-        """Plant an answer in the usual form, with a content that no task has."""
+    def spoil(self, seed: Seed, rounds: Sequence[Round], kept: Keep) -> list[Round] | None:
+        """Put a wrong completion of the environment, or else a text, in the place of all."""
         if self.config.keep == "any":
             return None  # no check that could find it
+        prompt: Prompt = seed.content
+        environment = None
+        if prompt.grader == BY_ENVIRONMENT:
+            environment = find_environment(str(prompt.environment))
+        scripts = [] if environment is None else environment.wrong(prompt)
+        if environment is None or not scripts:
+            return super().spoil(seed, rounds, kept)
+        script = scripts[key64(self.setup.seed, "wrong", seed.id) % len(scripts)]
+        wrong = asyncio.run(replay(environment, prompt, script))
+        [answered] = rounds[0]
+        completions = tuple(
+            replace(wrong, index=completion.index) for completion in answered.completions
+        )
+        return [(replace(answered, completions=completions),)]
+
+    def bad_answer(self, seed: Seed, answered: Answered) -> str:
+        """Plant an answer in the usual form, with a content that no task has."""
         return "I am sure of it.\n\\boxed{-98765.4321}\nAnswer: -98765.4321"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,11 @@ from data_builders.synthesis.plan import first_asks, plan_rows
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError
 from posttrain.sampling.sampler import Request
+from reward.environments.base import RLVREnvironment, Script
+from reward.environments.instruction_following import InstructionFollowingEnvironment
+from reward.environments.workplace import WorkplaceEnvironment
 from tests.data_builders.synthesis.small_synthesis import made, recipe_of, server, write_rows
-from tests.sampling.scripted import END, FAIL, Scripted
+from tests.sampling.scripted import END, FAIL, Scripted, call
 
 SUMS = [(n, n + 2) for n in range(12)]
 
@@ -80,6 +84,36 @@ def test_build_sft_reads_the_rows_as_they_are(tmp_path: Path, monkeypatch: pytes
     assert [[m.content for m in e.messages] for e in examples] == [
         [m["content"] for m in row["messages"]] for row in rows
     ]
+
+
+@pytest.mark.parametrize("environment", [WorkplaceEnvironment, InstructionFollowingEnvironment])
+def test_what_is_planted_is_wrong_by_the_state_and_by_any_constraint(
+    environment: type[RLVREnvironment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A text in the place of the last answer changed no state, and kept some constraints."""
+    rows = environment().rows(seed=5, count=8)
+    scripts: dict[str, Script] = {}
+    for row in rows:
+        prompt = environment().prompt(row)
+        gold = environment().gold(prompt)
+        assert gold is not None
+        scripts[prompt.messages[-1].content] = gold
+
+    def right(request: Request, _: random.Random) -> str:
+        question = next(m.content for m in request.messages if m.role == "user")
+        step = scripts[question][sum(m.role == "assistant" for m in request.messages)]
+        calls = [call(c.name, **json.loads(c.arguments)) for c in step.tool_calls]
+        return "\n".join([step.content, *calls]).strip() + END
+
+    source = {"name": "tasks", "format": "environment", "environment": environment.name}
+    source["path"] = str(write_rows(tmp_path / "rows.jsonl", rows))
+    tools = {} if environment is InstructionFollowingEnvironment else {"tools": "given"}
+    settings = [{"name": "plain", "thinking": 0.0, **tools}]
+    make = {"kind": "rejection", "prompts": [source], "settings": settings, "n": 1}
+    recipe = recipe_of(tmp_path / "out", make, {"generator": server("sft")})
+    _, manifest = made(recipe, {"sft": Scripted(right, batched=False)}, monkeypatch)
+    planted = manifest.stats["planted"]
+    assert planted["rows"] == sum(planted["dropped"].values()) >= 6
 
 
 def test_a_control_arm_keeps_completions_whether_they_pass_or_not(
