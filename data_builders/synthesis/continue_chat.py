@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from data_builders.filters.repetition import find_repetition
-from data_builders.rows.inputs import Input
-from data_builders.synthesis.seeds import chat_seeds, row_inputs
+from data_builders.synthesis.seeds import chat_seeds
 from data_builders.synthesis.steps import (
     Ask,
     Discarded,
@@ -20,17 +19,15 @@ from data_builders.synthesis.steps import (
     Seed,
     SeedSet,
     SynthesisKind,
+    ask_one,
     ask_text,
-    ask_usable,
     chat_row,
-    judged,
     prompt_of,
     transcript,
 )
 from posttrain.config.filters import RepetitionFilter
 from posttrain.config.synthesize import ContinueChat
 from posttrain.records import Example, Message
-from posttrain.runs import Parent
 
 _MAX_CHARACTERS = 20_000  # of an added turn; ours
 
@@ -39,9 +36,6 @@ class ChatContinuation(SynthesisKind):
     """The kind `continue_chat`; the content of its seeds is an `Example`."""
 
     config: ContinueChat
-
-    def inputs(self) -> tuple[list[Input], list[Parent]]:
-        return row_inputs(self.config.sources, self.setup.out)
 
     def seeds(self, work: Path) -> SeedSet:
         return chat_seeds(self.config.sources)
@@ -61,22 +55,19 @@ class ChatContinuation(SynthesisKind):
             self._refuse_unfit(words, messages)
             messages.append(Message("user", words))
             request = Ask("generator", prompt_of(seed, f"assistant-{turn}", messages))
-            [answered] = yield from ask_usable(request)
-            self._refuse_unfit(answered.text, messages)
-            messages += answered.completions[0].messages
-        checks = ["length", "repetition"]
-        if "judge" in self.setup.models:
-            added = messages[len(example.messages) :]
-            text = self.text(
-                "judge_continuation",
-                conversation=transcript(example.messages),
-                continuation=transcript(added),
-            )
-            judging = Ask("judge", prompt_of(seed, "judge", text))
-            if not (yield from judged(judging, "consistent")):
-                raise Discarded("judge_refuses", transcript(added)[-200:])
-            checks.append("judge")
-        return Keep((chat_row(messages),), checks=tuple(checks))
+            completion = yield from ask_one(request)
+            self._refuse_unfit(completion.answer.strip(), messages)
+            messages += completion.messages
+        added = transcript(messages[len(example.messages) :])
+        judge_checks = yield from self.agreed(
+            seed,
+            "consistent",
+            template="judge_continuation",
+            detail=added[-200:],
+            conversation=transcript(example.messages),
+            continuation=added,
+        )
+        return Keep((chat_row(messages),), checks=("length", "repetition", *judge_checks))
 
     def _refuse_unfit(self, text: str, messages: Sequence[Message]) -> None:
         """Raise Discarded for a turn that is too long, or repeats itself or an earlier one."""

@@ -27,7 +27,7 @@ from data_builders.synthesis.steps import (
     Seed,
     SeedSet,
     SynthesisKind,
-    ask_usable,
+    ask_one,
     chat_row,
     filled,
 )
@@ -78,8 +78,7 @@ class SelectionTraces(SynthesisKind):
         if "generator" not in self.setup.models:
             return Keep(checks=("right and wrong solutions",))
         prompt: Prompt = seed.content
-        [answered] = yield from ask_usable(Ask("generator", prompt))
-        [completion] = answered.completions
+        completion = yield from ask_one(Ask("generator", prompt))
         right: list[int] = metadata_of(prompt)["right"]
         judgment = judgment_of(completion.answer)
         if judgment is None:

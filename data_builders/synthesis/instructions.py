@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from data_builders.keyed import key64
-from data_builders.rows.inputs import Input
-from data_builders.synthesis.seeds import plain_seeds, row_inputs, text_field
+from data_builders.synthesis.seeds import plain_seeds, text_field
 from data_builders.synthesis.steps import (
     Answered,
     Ask,
@@ -26,12 +25,11 @@ from data_builders.synthesis.steps import (
     Seed,
     SeedSet,
     SynthesisKind,
+    ask_one,
     ask_text,
-    ask_usable,
     chat_message,
     chat_row,
     grade,
-    judged,
     prompt_of,
     transcript,
 )
@@ -39,7 +37,6 @@ from posttrain.config.load import nearest
 from posttrain.config.synthesize import Instructions, PersonaRows
 from posttrain.errors import ConfigError
 from posttrain.records import Message, json_text
-from posttrain.runs import Parent
 from reward.environments.instruction_following import (
     CONSTRAINTS,
     InstructionFollowingEnvironment,
@@ -65,9 +62,6 @@ class ConstrainedConversations(SynthesisKind):
         for name in config.only:
             if name not in CONSTRAINTS:
                 raise ConfigError(f"only: no constraint {name!r}{nearest(name, [*CONSTRAINTS])}")
-
-    def inputs(self) -> tuple[list[Input], list[Parent]]:
-        return row_inputs(self.config.personas, self.setup.out)
 
     def seeds(self, work: Path) -> SeedSet:
         def persona_of(row: Row, source: PersonaRows) -> tuple[str, str]:
@@ -111,22 +105,23 @@ class ConstrainedConversations(SynthesisKind):
                 grader="environment",
                 metadata=json_text(metadata),
             )
-            [answered] = yield from ask_usable(Ask("generator", prompt))
-            [completion] = answered.completions
+            completion = yield from ask_one(Ask("generator", prompt))
             [score] = yield from grade(Attempt(prompt, completion))
             if score.value is None:
                 raise Discarded("unscored", score.explanation)
             if score.value < 1:
                 raise Discarded("constraints_broken", score.explanation)
             messages += completion.messages
-        checks = [_ENVIRONMENT.name]
-        if "judge" in self.setup.models:
-            text = self.text("judge_substance", conversation=transcript(messages))
-            if not (yield from judged(Ask("judge", prompt_of(seed, "judge", text)), "substance")):
-                raise Discarded("judge_refuses", messages[-1].content[:200])
-            checks.append("judge")
+        judge_checks = yield from self.agreed(
+            seed,
+            "substance",
+            template="judge_substance",
+            detail=messages[-1].content[:200],
+            conversation=transcript(messages),
+        )
         yield Note("turns", str(self._turn_count(seed)))
-        return Keep((chat_row(messages),), tasks=(task,), checks=tuple(checks))
+        checks = (_ENVIRONMENT.name, *judge_checks)
+        return Keep((chat_row(messages),), tasks=(task,), checks=checks)
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str:
         """Plant a text that keeps every constraint and has nothing to do with the query.

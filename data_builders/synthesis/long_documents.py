@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from data_builders.keyed import key64
-from data_builders.rows.inputs import Input
-from data_builders.synthesis.seeds import row_inputs, row_texts
+from data_builders.synthesis.seeds import row_texts
 from data_builders.synthesis.steps import (
     Answered,
     Ask,
@@ -40,8 +39,8 @@ from data_builders.synthesis.steps import (
     SeedSet,
     SynthesisKind,
     ask,
+    ask_one,
     ask_text,
-    ask_usable,
     chat_row,
     grade,
     prompt_of,
@@ -50,7 +49,6 @@ from posttrain.config.synthesize import LongDocuments
 from posttrain.errors import ConfigError
 from posttrain.records import Example, Message, json_text, make_example
 from posttrain.rollouts import Prompt
-from posttrain.runs import Parent
 from reward.environments.long_context import LongContextEnvironment
 from reward.graders.base import Attempt
 
@@ -159,9 +157,6 @@ class LongDocumentQuestions(SynthesisKind):
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._pieces: list[str] = []
 
-    def inputs(self) -> tuple[list[Input], list[Parent]]:
-        return row_inputs(self.config.documents, self.setup.out)
-
     def seeds(self, work: Path) -> SeedSet:
         """Write the questions. They are tasks of the environment `long_context`, answered or not.
 
@@ -222,8 +217,7 @@ class LongDocumentQuestions(SynthesisKind):
             return Keep((_chat_row(seed, question, messages),), tasks=tasks, checks=tuple(checks))
         if "generator" not in self.setup.models:
             return Keep(tasks=tasks, checks=tuple(checks))
-        [answered] = yield from ask_usable(Ask("generator", prompt))
-        [completion] = answered.completions
+        completion = yield from ask_one(Ask("generator", prompt))
         [score] = yield from grade(Attempt(prompt, completion))
         yield Note("right answers", seed.id.partition("-")[0] if score.value else "wrong")
         if score.value is None or score.value < _ENVIRONMENT.passes_at:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from data_builders.keyed import key64
-from data_builders.rows.inputs import Input
-from data_builders.synthesis.seeds import plain_seeds, row_inputs
+from data_builders.synthesis.seeds import plain_seeds
 from data_builders.synthesis.steps import (
     Answered,
     Ask,
@@ -29,7 +28,6 @@ from data_builders.synthesis.steps import (
     ask,
     ask_text,
     chat_row,
-    judged,
     labelled,
     labels_of,
     prompt_of,
@@ -40,7 +38,6 @@ from posttrain.config.synthesize import OpenQuestion
 from posttrain.config.templates import OPTION_LETTERS
 from posttrain.records import Message
 from posttrain.rollouts import Completion
-from posttrain.runs import Parent
 from reward.graders.final_answer import find_answer
 from reward.graders.numbers import read_number, same_number
 from reward.judge.quoting import quoted
@@ -67,9 +64,6 @@ class OpenQuestions(SynthesisKind):
     config: OpenQuestion
     spoiled_roles = ("rewriter", "solver")
 
-    def inputs(self) -> tuple[list[Input], list[Parent]]:
-        return row_inputs(self.config.sources, self.setup.out)
-
     def seeds(self, work: Path) -> SeedSet:
         return plain_seeds(self.config.sources, task_of)
 
@@ -88,17 +82,15 @@ class OpenQuestions(SynthesisKind):
         text = self.text("open_question", question=task.question, options=options, gold=gold)
         question = yield from ask_text(Ask("rewriter", prompt_of(seed, "open", text)))
         _refuse_unfit(question, task, gold)
-        checks = ["no options", "solver"]
-        if "judge" in self.setup.models:
-            text = self.text(
-                "judge_intent",
-                original=quoted(task.text),
-                gold=quoted(gold),
-                question=quoted(question),
-            )
-            if not (yield from judged(Ask("judge", prompt_of(seed, "intent", text)), "same")):
-                raise Discarded("judge_refuses", question[:200])
-            checks.append("judge")
+        judge_checks = yield from self.agreed(
+            seed,
+            "same",
+            template="judge_intent",
+            detail=question[:200],
+            original=quoted(task.text),
+            gold=quoted(gold),
+            question=quoted(question),
+        )
         answered = yield from self._solve(seed, question)
         right = yield from self._find_right(seed, question, gold, answered)
         yield Note("solver is right", f"{len(right)} of {self.config.attempts}")
@@ -114,7 +106,7 @@ class OpenQuestions(SynthesisKind):
         prompt = answered.ask.prompt
         row = chat_row([*prompt.messages, *right[0].messages], gold=gold, original=task.text)
         tasks = tuple(_task_row(seed, wording, gold) for wording in wordings)
-        return Keep((row,), tasks=tasks, checks=tuple(checks))
+        return Keep((row,), tasks=tasks, checks=("no options", "solver", *judge_checks))
 
     def _solve(self, seed: Seed, question: str) -> Generator[Any, Any, Answered]:
         form = FORMATS[key64(self.setup.seed, "format", seed.id) % len(FORMATS)]

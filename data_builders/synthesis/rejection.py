@@ -13,16 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from data_builders.keyed import key64
-from data_builders.prompts.build import PromptPlan
 from data_builders.registry import BY_ENVIRONMENT
-from data_builders.rows.inputs import Input
 from data_builders.synthesis.seeds import prompt_seeds
 from data_builders.synthesis.steps import (
     Answered,
     Ask,
     Discarded,
     Keep,
-    KindSetup,
     Making,
     Note,
     Round,
@@ -36,10 +33,8 @@ from data_builders.synthesis.steps import (
     unusable,
 )
 from posttrain.config.synthesize import Rejection
-from posttrain.environments.base import Environment
 from posttrain.records import Message, Score
 from posttrain.rollouts import Completion, Prompt
-from posttrain.runs import Parent
 from reward.environments import find_environment
 from reward.environments.base import replay
 from reward.graders.base import Attempt
@@ -50,21 +45,12 @@ class RejectionSampling(SynthesisKind):
 
     config: Rejection
 
-    def __init__(self, config: Rejection, setup: KindSetup) -> None:
-        super().__init__(config, setup)
-        self._plan = PromptPlan(config.prompts, config.settings, seed=setup.seed, out=setup.out)
-
-    def inputs(self) -> tuple[list[Input], list[Parent]]:
-        return self._plan.inputs, self._plan.parents
-
     def seeds(self, work: Path) -> SeedSet:
-        return prompt_seeds(self._plan)
+        assert self.plan is not None
+        return prompt_seeds(self.plan)
 
     def max_completions(self, seed: Seed) -> Mapping[str, int]:
         return {"generator": self.config.n}
-
-    def open_environment(self, prompt: Prompt) -> Environment | None:
-        return self._plan.open_environment(prompt)
 
     def make(self, seed: Seed) -> Making:
         """Sample n completions, grade them, and keep some of those that pass."""

@@ -18,8 +18,7 @@ from data_builders.dialects import RowProblem
 from data_builders.keyed import key64
 from data_builders.prompts.questions import metadata_text
 from data_builders.registry import BY_ENVIRONMENT, all_graders
-from data_builders.rows.inputs import Input
-from data_builders.synthesis.seeds import plain_seeds, row_inputs, row_value, text_field
+from data_builders.synthesis.seeds import plain_seeds, row_value, text_field
 from data_builders.synthesis.steps import (
     Answered,
     Ask,
@@ -47,7 +46,6 @@ from posttrain.config.load import nearest
 from posttrain.config.synthesize import RequestRows, Safety
 from posttrain.errors import ConfigError
 from posttrain.records import Message
-from posttrain.runs import Parent
 from reward.environments import ENVIRONMENTS, find_environment
 from reward.graders.base import Attempt
 from reward.judge.quoting import quoted
@@ -81,9 +79,6 @@ class SafetyAnswers(SynthesisKind):
         if name is not None and name not in all_graders() and find_environment(name) is None:
             hint = nearest(name, (*ENVIRONMENTS, *all_graders()))
             raise ConfigError(f"make.grader: there is no grader or environment {name!r}{hint}")
-
-    def inputs(self) -> tuple[list[Input], list[Parent]]:
-        return row_inputs(self.config.requests, self.setup.out)
 
     def seeds(self, work: Path) -> SeedSet:
         return plain_seeds(self.config.requests, _read_request)

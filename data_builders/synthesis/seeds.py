@@ -8,34 +8,17 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from data_builders.prompts.build import PromptPlan
-from data_builders.rows.files import input_files
-from data_builders.rows.inputs import Input, find_parents
 from data_builders.rows.raw import Drop
 from data_builders.rows.read import RowCounts, read_examples, read_rows
+from data_builders.synthesis.sources import as_source_config
 from data_builders.synthesis.steps import Discarded, Seed, SeedSet
 from posttrain.config.source import RowPlace, SourceConfig
-from posttrain.hashing import sha256_file
 from posttrain.records import Example, Message, content_id, make_example
 from posttrain.rollouts import Prompt
-from posttrain.runs import Parent
 
 Row = dict[str, Any]
 RowSource = TypeVar("RowSource", bound=RowPlace)
 _BASE = Path()  # paths in a recipe are relative to the working directory
-
-
-def row_inputs(sources: Sequence[RowPlace], out: Path) -> tuple[list[Input], list[Parent]]:
-    """Input files of sources, hashed, and the artifacts that they lie in."""
-    inputs: list[Input] = []
-    paths: list[Path] = []
-    for source in sources:
-        if source.hub is not None:
-            inputs.append(Input(source.name, f"{source.hub}@{source.revision}", None, None))
-            continue
-        for path in input_files(_as_source_config(source), _BASE):
-            inputs.append(Input(source.name, str(path), path.stat().st_size, sha256_file(path)))
-            paths.append(path)
-    return inputs, find_parents(paths, out)
 
 
 def chat_seeds(sources: Sequence[SourceConfig]) -> SeedSet:
@@ -84,7 +67,7 @@ def plain_seeds(
     source_stats: Row = {}
     for source in sources:
         counts = RowCounts()
-        for raw in read_rows(_as_source_config(source), _BASE):
+        for raw in read_rows(as_source_config(source), _BASE):
             counts.rows_in += 1
             try:
                 if isinstance(raw, Drop):
@@ -110,7 +93,7 @@ def plain_seeds(
 def row_texts(source: RowPlace, path: str) -> list[str]:
     """Read the texts under a dotted path of a source's rows; rows without one are left out."""
     texts: list[str] = []
-    for raw in read_rows(_as_source_config(source), _BASE):
+    for raw in read_rows(as_source_config(source), _BASE):
         if isinstance(raw, Drop):
             continue
         with contextlib.suppress(Discarded):
@@ -134,10 +117,3 @@ def row_value(row: Row, path: str) -> Any:
     for key in path.split("."):
         value = cast(Row, value).get(key) if isinstance(value, dict) else None
     return value
-
-
-def _as_source_config(source: RowPlace) -> SourceConfig:
-    """Source with the keys that say where its rows are, and the fields that it carries along."""
-    keys = [*RowPlace.model_fields, "metadata"]
-    # a carried field that no row has is refused as that of any other source is
-    return SourceConfig(**{key: getattr(source, key) for key in keys if hasattr(source, key)})

@@ -23,7 +23,9 @@ from typing import Any, ClassVar
 
 from data_builders.filters.language import AnswerLanguage
 from data_builders.keyed import key64
+from data_builders.prompts.build import PromptPlan
 from data_builders.rows.inputs import Input
+from data_builders.synthesis.sources import row_inputs
 from posttrain.environments.base import Environment
 from posttrain.records import Example, Message, Score, ToolCall, json_text, tools_to_template
 from posttrain.rollouts import Completion, Prompt
@@ -196,14 +198,23 @@ class SynthesisKind(ABC):
     def __init__(self, config: Any, setup: KindSetup) -> None:
         self.config = config
         self.setup = setup
+        self.plan: PromptPlan | None = None
+        if prompts := getattr(config, "prompts", ()):
+            self.plan = PromptPlan(prompts, config.settings, seed=setup.seed, out=setup.out)
 
-    @abstractmethod
     def inputs(self) -> tuple[list[Input], list[Parent]]:
         """Input files, hashed, and the artifacts that seeds come from; no row is read.
+
+        They are those of the recipe's prompts and sources of rows.
 
         Raises:
             ConfigError, DataError: a path that matches nothing, an artifact that changed.
         """
+        sources = getattr(self.config, self.config.rows_key, ())
+        inputs, parents = row_inputs(sources, self.setup.out)
+        if self.plan is None:
+            return inputs, parents
+        return [*self.plan.inputs, *inputs], [*self.plan.parents, *parents]
 
     @abstractmethod
     def seeds(self, work: Path) -> SeedSet:
@@ -223,7 +234,7 @@ class SynthesisKind(ABC):
 
     def open_environment(self, prompt: Prompt) -> Environment | None:
         """Open the tools of one completion; None: nothing runs its calls."""
-        return None
+        return None if self.plan is None else self.plan.open_environment(prompt)
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str | Message | None:
         """Bad answer to plant in the place of an answer, which the checks must not let pass.
@@ -284,6 +295,24 @@ class SynthesisKind(ABC):
         """Fill the marks of one of this kind's prompts."""
         return filled(self.setup.templates[template], **values)
 
+    def agreed(
+        self, seed: Seed, label: str, *, template: str, detail: str, **values: str
+    ) -> Generator[Any, Any, tuple[str, ...]]:
+        """Have the judge, if the recipe has one, say yes to a label of one of this kind's prompts.
+
+        Returns:
+            The name of the check; () without a judge.
+
+        Raises:
+            Discarded: `judge_refuses`, with `detail`.
+        """
+        if "judge" not in self.setup.models:
+            return ()
+        request = Ask("judge", prompt_of(seed, "judge", self.text(template, **values)))
+        if not (yield from judged(request, label)):
+            raise Discarded("judge_refuses", detail)
+        return ("judge",)
+
 
 def prompt_of(seed: Seed, name: str, content: str | Sequence[Message], **fields: Any) -> Prompt:
     """Build a prompt of one seed; a text becomes one message of the user."""
@@ -311,10 +340,16 @@ def ask_usable(*asks: Ask) -> Generator[Asks, Any, Round]:
     return answers
 
 
-def ask_text(request: Ask) -> Generator[Asks, Any, str]:
-    """Send one request and get the text of its answer."""
+def ask_one(request: Ask) -> Generator[Asks, Any, Completion]:
+    """Send one request and get its completion."""
     [answered] = yield from ask_usable(request)
-    return answered.text
+    [completion] = answered.completions
+    return completion
+
+
+def ask_text(request: Ask) -> Generator[Asks, Any, str]:
+    """Send one request and get the text of its answer, without white space around it."""
+    return (yield from ask_one(request)).answer.strip()
 
 
 def grade(*attempts: Attempt) -> Generator[Grade, Any, list[Score]]:

@@ -15,13 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from data_builders.prompts.build import PromptPlan
-from data_builders.rows.inputs import Input
 from data_builders.synthesis.seeds import (
     example_of,
     plain_seeds,
     prompt_seeds,
-    row_inputs,
     row_value,
     text_field,
 )
@@ -31,15 +28,14 @@ from data_builders.synthesis.steps import (
     Ask,
     Discarded,
     Keep,
-    KindSetup,
     Making,
     Note,
     Row,
     Seed,
     SeedSet,
     SynthesisKind,
+    ask_one,
     ask_text,
-    ask_usable,
     chat_row,
     grade,
     judged_labels,
@@ -51,7 +47,6 @@ from posttrain.environments.base import Environment
 from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall, json_text
 from posttrain.rollouts import Completion, Prompt, Step, metadata_of
-from posttrain.runs import Parent
 from reward.graders.base import Attempt
 from reward.judge.quoting import quoted
 
@@ -87,26 +82,14 @@ class ToolConversations(SynthesisKind):
     config: ToolConversation
     spoiled_roles = ("agent",)
 
-    def __init__(self, config: ToolConversation, setup: KindSetup) -> None:
-        super().__init__(config, setup)
-        self._plan: PromptPlan | None = None
-        if config.prompts:
-            self._plan = PromptPlan(config.prompts, config.settings, seed=setup.seed, out=setup.out)
-
-    def inputs(self) -> tuple[list[Input], list[Parent]]:
-        inputs, parents = row_inputs(self.config.scenarios, self.setup.out)
-        if self._plan is None:
-            return inputs, parents
-        return [*self._plan.inputs, *inputs], [*self._plan.parents, *parents]
-
     def seeds(self, work: Path) -> SeedSet:
         result = plain_seeds(self.config.scenarios, _read_scenario)
         if "tools" not in self.setup.models and result.seeds:
             result.dropped["no_tools_model"] += len(result.seeds)
             result.seeds = []
-        if self._plan is None:
+        if self.plan is None:
             return result
-        tasks = prompt_seeds(self._plan)
+        tasks = prompt_seeds(self.plan)
         for seed in tasks.seeds:
             prompt: Prompt = seed.content
             if prompt.tools is None or prompt.environment is None:
@@ -133,8 +116,8 @@ class ToolConversations(SynthesisKind):
         task: ToolTask = seed.content
         environment: Environment | None = None
         if task.prompt is not None:
-            assert self._plan is not None
-            environment = self._plan.open_environment(task.prompt)
+            assert self.plan is not None
+            environment = self.plan.open_environment(task.prompt)
         try:
             messages, steps = yield from self._converse(seed, environment)
             state = None if environment is None else environment.snapshot()
@@ -225,8 +208,7 @@ class ToolConversations(SynthesisKind):
             prompt = prompt_of(
                 seed, f"agent-{turn}-{number}", messages, tools=task.tools, thinking=thinking
             )
-            [answered] = yield from ask_usable(Ask("agent", prompt))
-            step = answered.completions[0].steps[-1]
+            step = (yield from ask_one(Ask("agent", prompt))).steps[-1]
             if _BROKEN_CALLS & set(step.parsed.problems):
                 raise Discarded("malformed_call", step.text[:200])
             calls = tuple(

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_builders.filters.language import LanguageCheck
-from data_builders.rows.inputs import Input
-from data_builders.synthesis.seeds import chat_seeds, row_inputs
+from data_builders.synthesis.seeds import chat_seeds
 from data_builders.synthesis.steps import (
     Answered,
     Ask,
@@ -33,7 +32,6 @@ from data_builders.synthesis.steps import (
 from posttrain.config.filters import LanguageFilter
 from posttrain.config.synthesize import Translate
 from posttrain.records import Example, Message
-from posttrain.runs import Parent
 
 _FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
 _LETTERS = re.compile(r"[^\W\d_]")
@@ -98,9 +96,6 @@ class Translation(SynthesisKind):
         super().__init__(config, setup)
         limits = LanguageFilter(allowed=(config.language,))
         self._language = LanguageCheck(limits, min_letters=_MIN_LETTERS)
-
-    def inputs(self) -> tuple[list[Input], list[Parent]]:
-        return row_inputs(self.config.sources, self.setup.out)
 
     def seeds(self, work: Path) -> SeedSet:
         return chat_seeds(self.config.sources)

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from data_builders.keyed import key64
-from data_builders.rows.inputs import Input
-from data_builders.synthesis.seeds import plain_seeds, row_inputs, row_value, text_field
+from data_builders.synthesis.seeds import plain_seeds, row_value, text_field
 from data_builders.synthesis.steps import (
     Answered,
     Ask,
@@ -47,7 +46,6 @@ from posttrain.config.synthesize import TaskRows, TaskVariants
 from posttrain.config.templates import OPTION_LETTERS
 from posttrain.records import json_text
 from posttrain.rollouts import Prompt
-from posttrain.runs import Parent
 from reward.graders.base import Attempt
 from reward.graders.final_answer import last_boxes
 
@@ -91,9 +89,6 @@ class VariantTasks(SynthesisKind):
 
     config: TaskVariants
     spoiled_roles = ("rewriter",)
-
-    def inputs(self) -> tuple[list[Input], list[Parent]]:
-        return row_inputs(self.config.sources, self.setup.out)
 
     def seeds(self, work: Path) -> SeedSet:
         return plain_seeds(self.config.sources, task_of)

@@ -61,9 +61,11 @@ Models = Annotated[tuple[SynthesisModel, ...], BeforeValidator(_as_tuple), Field
 class Kind(Strict):
     """Base of the kinds of data, with the roles that models play and the prompts put to them.
 
-    A prompt is a file of its name in `data_builders/synthesis/prompts/`.
+    A prompt is a file of its name in `data_builders/synthesis/prompts/`; `rows_key` is the key of
+    the sources of rows, where the kind has such.
     """
 
+    rows_key: ClassVar[str] = "sources"
     roles: ClassVar[tuple[str, ...]]
     optional_roles: ClassVar[frozenset[str]] = frozenset()
     templates: ClassVar[tuple[str, ...]] = ()
@@ -198,6 +200,7 @@ class Instructions(Kind):
     only: kinds of constraints (docs/guides/environments.md); empty: all.
     """
 
+    rows_key: ClassVar[str] = "personas"
     roles: ClassVar[tuple[str, ...]] = ("user", "generator", "judge")
     optional_roles: ClassVar[frozenset[str]] = frozenset({"judge"})
     templates: ClassVar[tuple[str, ...]] = ("persona_query", "judge_substance")
@@ -316,6 +319,7 @@ class Safety(Kind):
     default_strategy: the way to answer harmful requests of any other category.
     """
 
+    rows_key: ClassVar[str] = "requests"
     roles: ClassVar[tuple[str, ...]] = ("generator", "judge")
     optional_roles: ClassVar[frozenset[str]] = frozenset({"judge"})
     templates: ClassVar[tuple[str, ...]] = (
@@ -374,6 +378,7 @@ class LongDocuments(Kind):
         generator writes: the sentences that the answer rests on, then the line `Answer:`.
     """
 
+    rows_key: ClassVar[str] = "documents"
     roles: ClassVar[tuple[str, ...]] = ("writer", "solver", "generator")
     optional_roles: ClassVar[frozenset[str]] = frozenset(roles)
     templates: ClassVar[tuple[str, ...]] = ("question_of_documents",)
@@ -432,6 +437,7 @@ class ToolConversation(Kind):
     steps: model calls of the agent between two turns of the user, at most.
     """
 
+    rows_key: ClassVar[str] = "scenarios"
     roles: ClassVar[tuple[str, ...]] = ("user", "agent", "tools", "judge")
     optional_roles: ClassVar[frozenset[str]] = frozenset({"tools", "judge"})
     templates: ClassVar[tuple[str, ...]] = (
