@@ -104,8 +104,56 @@ DESIGNER = {
 }
 
 
+# rows in the form of files that these projects published (`form`): keys, nulls and nesting are
+# theirs, the texts are ours
+PUBLISHED = [
+    json.loads(line)
+    for line in Path(__file__).with_name("published_rollouts.jsonl").read_text("utf-8").splitlines()
+]
+
+
+def published_row(name: str) -> dict[str, Any]:
+    """The row in the form of the published file with this name."""
+    [row] = [published["row"] for published in PUBLISHED if name in published["form"]]
+    return row
+
+
 def read(row: dict[str, Any], **config: Any):
     return read_row(row, SourceConfig(name="rollouts", path="rows.jsonl", **config))
+
+
+DIALOGUE = ["system", "user", "assistant"]
+WITH_TOOL = ["user", "assistant", "tool", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "roles", "end"),
+    [
+        ("sample_preview", {"prompt": "question", "completion": "answer"}, DIALOGUE[1:], "Vienna."),
+        ("crossfit_qa", {"messages": "answer__trace"}, DIALOGUE, "its shape."),
+        ("DataDesigner/examples", {"messages": "formatted_output"}, DIALOGUE, '"complaint" }'),
+        ("example_mcp_weather", {}, WITH_TOOL, "and 9 degrees."),
+        ("math_with_judge", {}, DIALOGUE[1:], "\\boxed{32}"),
+        ("math_python", {"tools": "info.oai_tools"}, ["system", *WITH_TOOL], "\\boxed{17}"),
+    ],
+)
+def test_rows_in_a_published_form_are_read(
+    name: str, fields: dict[str, str], roles: list[str], end: str
+):
+    conversation = read(published_row(name), fields=fields)[1]
+    assert [message.role for message in conversation.messages] == roles
+    assert conversation.messages[-1].content.endswith(end)
+    assert (conversation.tools is not None) == ("tools" in fields)
+    if name == "crossfit_qa":
+        assert conversation.messages[-1].reasoning
+    if "tool" in roles:
+        assert len(conversation.messages[-3].tool_calls) == 1
+
+
+def test_a_published_rollout_that_ended_without_an_answer_is_refused():
+    with pytest.raises(RowProblem) as raised:
+        read(published_row("gsm8k"))
+    assert raised.value.reason == "malformed_message"
 
 
 def test_rollouts_of_verifiers():
