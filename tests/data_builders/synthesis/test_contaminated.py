@@ -27,13 +27,13 @@ def chat(text: str) -> dict[str, Any]:
 
 
 PLACE = {"name": "rows", "path": "rows.jsonl"}
-PROMPTS = [{**PLACE, "format": "environment", "environment": "math"}]
+PROMPTS = [{**PLACE, "format": "environment", "environment": "long_context"}]
 CHATS = [{**PLACE, "license": "MIT"}]
 KINDS: dict[str, tuple[dict[str, Any], list[str], Any]] = {
     "rejection": (
         {"prompts": PROMPTS, "settings": [{"name": "plain"}]},
         ["generator"],
-        lambda text: {"question": f"{text} Put it in \\boxed{{}}.", "gold": "63"},
+        lambda text: {"question": f"{text} End with one line, Answer: and it alone.", "gold": "63"},
     ),
     "continue_chat": ({"sources": CHATS}, ["user", "generator"], chat),
     "translate": (
