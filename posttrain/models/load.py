@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import inspect
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -46,6 +47,7 @@ from posttrain.models.simulated import (
 from posttrain.tokens.tokenizer import SpecialTokens
 
 CPU_VARLEN = "posttrain_cpu_varlen"
+_LAYER = re.compile(r"(.*?\.\d+)\..*")  # the path of a module up to the number of its layer
 VARLEN_ATTENTION = ("flash_attention_2", "flash_attention_3", "flash_attention_4", CPU_VARLEN)
 
 
@@ -268,15 +270,11 @@ def recurrent_layers(model: torch.nn.Module) -> int:
     These are Mamba layers, linear attention and short convolutions, by their parts; and where a
     model has none of these parts, the layers that its config or its class says are recurrent.
     """
-    count = 0
-    outer = None  # a layer with several convolutions is one layer
-    for name, module in model.named_modules():
-        if _carries_state(module) and (outer is None or not name.startswith(f"{outer}.")):
-            outer = name
-            count += 1
+    names = [name for name, _ in _stateful_modules(model)]
     config: Any = getattr(model, "config", None)
-    if count or config is None:
-        return count
+    if names or config is None:
+        # a layer may have several such modules: they share the path up to its number
+        return len({_LAYER.sub(r"\1", name) for name in names})
     text_config = config.get_text_config()
     layer_types: list[str] = list(getattr(text_config, "layer_types", None) or [])
     linear = layer_types.count("linear_attention")
@@ -284,6 +282,15 @@ def recurrent_layers(model: torch.nn.Module) -> int:
     if not linear and getattr(model, "_is_stateful", False):
         return text_config.num_hidden_layers
     return linear
+
+
+def _stateful_modules(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
+    """Modules that carry a state, by name, without those inside another."""
+    modules: list[tuple[str, torch.nn.Module]] = []
+    for name, module in model.named_modules():
+        if _carries_state(module) and not (modules and name.startswith(f"{modules[-1][0]}.")):
+            modules.append((name, module))
+    return modules
 
 
 def _carries_state(module: torch.nn.Module) -> bool:
@@ -298,8 +305,10 @@ def _carries_state(module: torch.nn.Module) -> bool:
 
 def has_only_scans(model: torch.nn.Module) -> bool:
     """True if all recurrent layers are scans, as in Mamba, whose kernels take packed sequences."""
-    scans = sum(hasattr(module, "A_log") for module in model.modules())
-    return scans == recurrent_layers(model)
+    modules = _stateful_modules(model)
+    if not modules:
+        return not recurrent_layers(model)
+    return all(hasattr(module, "A_log") for _, module in modules)
 
 
 def has_recurrent_kernels() -> bool:

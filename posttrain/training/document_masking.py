@@ -337,25 +337,32 @@ def probe_document_masking(
     )
 
 
-def check_probe(probe: MaskingProbe, document_masking: str) -> None:
-    """Refuse a layout that leaks.
-
-    Raises:
-        ConfigError: with the measured differences.
-    """
+def describe_leak(probe: MaskingProbe, document_masking: str) -> str | None:
+    """What a layout that leaks was measured to do; None for one that keeps sequences apart."""
     if probe.dtype == "float32":
         # rounding errors grow with the numbers rounded
         limit = FP32_TOLERANCE * max(1.0, probe.scale)
     else:
         # half precision rounds too coarsely for a fixed limit: compare with what a leak does
         limit = 0.05 * probe.leaking
-    if probe.apart > limit:
-        raise ConfigError(
-            f"document_masking {document_masking} leaks on this model: logits of a sequence in "
-            "its pack differ "
-            f"by {probe.apart:.2g} from the same sequence alone (limit {limit:.2g}, unprotected "
-            f"{probe.leaking:.2g}). Set document_masking: unpacked"
-        )
+    if probe.apart <= limit:
+        return None
+    return (
+        f"document_masking {document_masking} leaks on this model: logits of a sequence in its "
+        f"pack differ by {probe.apart:.2g} from the same sequence alone (limit {limit:.2g}, "
+        f"unprotected {probe.leaking:.2g})"
+    )
+
+
+def check_probe(probe: MaskingProbe, document_masking: str) -> None:
+    """Refuse a layout that leaks.
+
+    Raises:
+        ConfigError: with the measured differences.
+    """
+    leak = describe_leak(probe, document_masking)
+    if leak is not None:
+        raise ConfigError(f"{leak}. Set document_masking: unpacked")
 
 
 def _shorten(pack: dict[str, Any]) -> dict[str, Any]:

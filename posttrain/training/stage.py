@@ -344,7 +344,10 @@ class TrainingStage(ABC, Generic[Recipe, T]):
         if commit is not None:
             lines.append(("base", f"{recipe.model.path} at commit {commit}"))
             stats["base_commit"] = commit
-        lines += [*preflight.lines, *probe.lines, ("stops", check_stops(trainer.model, special))]
+        # what the probe has found out replaces what was expected before it
+        probed = dict(probe.lines)
+        lines += [line for line in preflight.lines if line[0] not in probed]
+        lines += [*probe.lines, ("stops", check_stops(trainer.model, special))]
         for module in reach:
             coverage = f"{module.tensors} tensors, {module.share:.1%} of the parameters"
             lines.append((f"adapter {module.target}", coverage))

@@ -123,6 +123,15 @@ FAMILIES = {
         1,
     ),
     "mamba": ({"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2}, 2),
+    "xlstm": ({"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2}, 2),
+    "zamba2": (
+        {
+            "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+            "layers_block_type": ["mamba", "hybrid"], "num_attention_heads": 2, "adapter_rank": 4,
+            "mamba_d_state": 8, "n_mamba_heads": 4,
+        },
+        2,
+    ),
 }  # fmt: skip
 
 
@@ -143,6 +152,16 @@ def test_no_family_with_a_state_is_packed(model_type: str):
     with pytest.raises(ConfigError, match="leaks on this model"):
         check_probe(packed, "block_diagonal")
     check_probe(probe_document_masking(model, make_collator("unpacked", 0), packs(1)), "unpacked")
+
+
+def test_a_layer_with_several_convolutions_is_one_layer():
+    inkling = {
+        **HEAD, "swa_head_dim": 16, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 1,
+        "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "d_rel": 4,
+    }  # fmt: skip
+    model = build_model({"model_type": "inkling_text", **inkling})
+    with pytest.raises(ConfigError, match="the 2 recurrent layers of InklingForCausalLM"):
+        choose_document_masking("block_diagonal", model)
 
 
 @pytest.mark.parametrize("model_type", ["lfm2", "mamba"])

@@ -20,9 +20,11 @@ from posttrain.tokens.tokenizer import SpecialTokens
 from posttrain.training.arguments import make_arguments
 from posttrain.training.cpu_attention import use_cpu_varlen
 from posttrain.training.document_masking import (
+    MaskingProbe,
     check_probe,
     choose_document_masking,
     describe_document_masking,
+    describe_leak,
     make_collator,
     probe_document_masking,
 )
@@ -167,16 +169,35 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         return Preflight(lines, stats)
 
     def probe(self, trainer: PackedSFTTrainer) -> Preflight:
-        """Measure on the model that the document masking keeps sequences apart."""
+        """Measure on the model that the document masking keeps sequences apart.
+
+        Where `auto` has chosen one that does not, each sequence gets a row of its own. Under
+        sharding the batches are planned before the model can run, so there it is refused.
+        """
+        lines: list[Line] = []
+        stats: dict[str, Any] = {}
         masking = trainer.document_masking
+        probe = self._measure_masking(trainer)
+        leak = describe_leak(probe, masking)
+        if leak is not None and self.recipe.document_masking == "auto" and not trainer.sharded:
+            trainer.document_masking = "unpacked"
+            pad_id = cast(int, cast(Any, trainer.processing_class).pad_token_id)
+            trainer.data_collator = make_collator("unpacked", pad_id)
+            lines.append(("document_masking", f"unpacked: one sequence per row, since {leak}"))
+            stats["document_masking"] = "unpacked"
+            probe = self._measure_masking(trainer)
+        check_probe(probe, trainer.document_masking)
+        text = f"packed vs alone {probe.apart:.1e}, unprotected {probe.leaking:.1e}"
+        lines.append(("probe", text))
+        # rounded to one digit: the last bits differ between machines, the manifest must not
+        stats["packed_vs_alone"] = float(f"{probe.apart:.0e}")
+        return Preflight(lines, stats)
+
+    def _measure_masking(self, trainer: PackedSFTTrainer) -> MaskingProbe:
         packs = [trainer.train_dataset[row] for row in range(min(2, trainer.packs))]
         pad_id = cast(PreTrainedTokenizerBase, trainer.processing_class).pad_token_id
-        collator = make_collator(masking, cast(int, pad_id))
-        probe = probe_document_masking(trainer.model, collator, packs)
-        check_probe(probe, masking)
-        text = f"packed vs alone {probe.apart:.1e}, unprotected {probe.leaking:.1e}"
-        # rounded to one digit: the last bits differ between machines, the manifest must not
-        return Preflight([("probe", text)], {"packed_vs_alone": float(f"{probe.apart:.0e}")})
+        collator = make_collator(trainer.document_masking, cast(int, pad_id))
+        return probe_document_masking(trainer.model, collator, packs)
 
     def largest_batch(self, trainer: PackedSFTTrainer) -> Mapping[str, torch.Tensor]:
         """Collate the micro-batch that takes most room when padded, out of a sample of packs."""

@@ -125,6 +125,23 @@ def test_preflight_says_what_it_measured(recipe: MakeRecipe):
     assert lines["stops"] == f"generation stops at [{END}], pads with {PAD}"
 
 
+MPT = {"model_type": "mpt", "d_model": 32, "n_heads": 2, "n_layers": 2}  # reads no positions
+
+
+def test_auto_takes_a_row_a_sequence_where_the_attention_cannot_be_packed(recipe: MakeRecipe):
+    prepared = SftStage(recipe(model={"config": MPT})).prepare()
+    lines = [text for name, text in prepared.preflight.lines if name == "document_masking"]
+    [line] = lines
+    assert line.startswith("unpacked: one sequence per row, since document_masking block_diagonal")
+    assert "leaks on this model: logits of a sequence in its pack differ by" in line
+    assert prepared.preflight.stats["document_masking"] == "unpacked"
+    assert prepared.preflight.stats["packed_vs_alone"] < 1e-5
+    batch = prepared.trainer.data_collator([prepared.trainer.train_dataset[0]])
+    assert len(batch["input_ids"]) == len(prepared.trainer.train_dataset[0]["seq_lengths"])
+    with pytest.raises(ConfigError, match="block_diagonal leaks on this model"):
+        SftStage(recipe(model={"config": MPT}, document_masking="block_diagonal")).prepare()
+
+
 def test_shards_without_a_column_are_named(make_data):
     root = make_data(packs=4)
     shard = root / "packed" / "train-00000.arrow"
