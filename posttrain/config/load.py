@@ -18,6 +18,8 @@ from posttrain.errors import ConfigError
 
 Schema = TypeVar("Schema", bound=BaseModel)
 _ABSENT: Any = object()
+# in an annotation: one block may stand in place of a list, of which the schema makes a list
+OR_ONE = object()
 _MAX_PROPOSALS = 3  # keys that a message proposes
 
 # old keys whose new name is not the nearest in letters (docs/reference/renamed.md), and words of
@@ -370,7 +372,8 @@ def _without_added_positions(raw: Mapping[str, Any], path: Sequence[str]) -> lis
     """Path as the recipe has it, without the position of a block that may be a list and is none."""
     written: list[str] = []
     for part in path:
-        if not (part.isdecimal() and isinstance(_value_at(raw, written), dict)):
+        value = _value_at(raw, written)
+        if not (part.isdecimal() and isinstance(value, dict) and part not in value):
             written.append(part)
     return written
 
@@ -636,12 +639,15 @@ def parts_of(annotation: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
     Yields:
         Path below the field (`.N` in a list, `.NAME` in a mapping) and the type that stands there,
-        for each member of a union.
+        for each member of a union. A block that needs no list around it has no position.
     """
     origin = typing.get_origin(annotation)
     arguments = typing.get_args(annotation)
     if origin is typing.Annotated:
-        yield from parts_of(arguments[0], path)
+        inner = arguments[0]
+        if OR_ONE in arguments:  # most recipes write the one, which has no position
+            inner = typing.get_args(inner)[0]
+        yield from parts_of(inner, path)
     elif origin in (typing.Union, types.UnionType):
         for member in arguments:
             yield from parts_of(member, path)

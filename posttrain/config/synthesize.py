@@ -14,6 +14,7 @@ from posttrain.config.base import Name, Strict, refuse_twice, refuse_unknown, so
 from posttrain.config.eval import Price
 from posttrain.config.generation import UNSTATED, choice_line, generation_choice
 from posttrain.config.judge import AskedModel
+from posttrain.config.load import OR_ONE
 from posttrain.config.overlap import DecontaminationConfig
 from posttrain.config.prompts import AnySource, Setting, check_prompts
 from posttrain.config.sample import ToolLoopSampling, check_chat
@@ -55,7 +56,9 @@ def _as_tuple(value: Any) -> Any:
 
 
 # one model, or several of which a row's keyed hash draws one
-Models = Annotated[tuple[SynthesisModel, ...], BeforeValidator(_as_tuple), Field(min_length=1)]
+Models = Annotated[
+    tuple[SynthesisModel, ...], BeforeValidator(_as_tuple), Field(min_length=1), OR_ONE
+]
 
 
 class Kind(Strict):

@@ -102,6 +102,10 @@ def test_keys_of_a_merged_mapping_give_way(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "schema", "override", "message"),
     [
+        # one model needs no list around it, and so no position
+        ("synthesize", SynthesizeConfig, "checkpoint=x", r"'checkpoint' .did you mean 'models\.NAME\.checkpoint'"),
+        ("synthesize", SynthesizeConfig, "models.generator.0.checkpoint=x", r"key 'models\.generator\.0' .did you mean 'models\.NAME\.checkpoint'"),
+        ("synthesize", SynthesizeConfig, "models.generator=[{name: a, checkpoit: x, backend: {kind: transformers}}]", r"did you mean 'models\.generator\.0\.checkpoint'"),
         ("profile", ProfileConfig, "prompts.0.enviroment=x", "did you mean 'prompts.0.environment'"),
         ("profile", ProfileConfig, "prompts=[{name: a, format: question, path: x, grader: m, tempate: x}]", "did you mean 'prompts.0.template'"),
         # the tag of the block is a key beside the unknown one
