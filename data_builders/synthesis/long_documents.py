@@ -156,6 +156,8 @@ class LongDocumentQuestions(SynthesisKind):
             raise ConfigError(f"models: written questions need a model as {', '.join(missing)}")
         self._tokenizer: PreTrainedTokenizerBase | None = None
         self._pieces: list[str] = []
+        # what the environment is told beside the defaults
+        self._scoring: Row = {} if config.copy_penalty else {"copy_penalty": False}
 
     def seeds(self, work: Path) -> SeedSet:
         """Write the questions. They are tasks of the environment `long_context`, answered or not.
@@ -185,7 +187,7 @@ class LongDocumentQuestions(SynthesisKind):
                     question = replace(hidden, sentences=facts.needed)
                     refuse_unproven(question, padded)
                     seed = Seed(seed_id, question, _chat_example(question.text, family))
-                    result.tasks.append(_task_row(seed_id, question))
+                    result.tasks.append(self._task_row(seed_id, question))
             except Discarded as problem:
                 result.dropped[problem.reason] += 1
                 continue
@@ -206,11 +208,11 @@ class LongDocumentQuestions(SynthesisKind):
         checks = ["gold by code", "each document is needed"]
         if isinstance(seed.content, SourceTexts):
             question = yield from self._write_question(seed, seed.content)
-            tasks = (_task_row(seed.id, question),)
+            tasks = (self._task_row(seed.id, question),)
             checks = ["solver has the gold", "and fails without any document"]
         else:
             question = cast(LongQuestion, seed.content)
-        prompt = _environment_prompt(seed, "answer", question.text, question.gold)
+        prompt = self._environment_prompt(seed, "answer", question.text, question.gold)
         if self.config.answers_by_code:
             text = "\n".join([*question.sentences, f"Answer: {question.gold}"])
             messages = [*prompt.messages, Message("assistant", text)]
@@ -240,11 +242,15 @@ class LongDocumentQuestions(SynthesisKind):
         gold = match[2].strip()
         if len(gold) > _LONGEST_ANSWER:
             raise Discarded("long_answer", gold)
-        prompts = [_environment_prompt(seed, "solve", f"{documents}\n\n{question} {_END}", gold)]
+        prompts = [
+            self._environment_prompt(seed, "solve", f"{documents}\n\n{question} {_END}", gold)
+        ]
         for without in range(len(content.texts)):
             remaining = content.texts[:without] + content.texts[without + 1 :]
             request = f"{_number_documents(remaining)}\n\n{question} {_END}"
-            prompts.append(_environment_prompt(seed, f"solve-without-{without}", request, gold))
+            prompts.append(
+                self._environment_prompt(seed, f"solve-without-{without}", request, gold)
+            )
         answers = yield from ask(*(Ask("solver", prompt) for prompt in prompts))
         scores = yield from grade(
             *(Attempt(answered.ask.prompt, answered.completions[0]) for answered in answers)
@@ -256,6 +262,26 @@ class LongDocumentQuestions(SynthesisKind):
             raise Discarded("not_needed", f"{question} {gold}: without {solved.index(True, 1)}")
         facts = Facts(content.texts, (), question, lambda _: gold)
         return self._hide(facts, length=content.length, rng=self._rng(seed.id))
+
+    def _environment_prompt(self, seed: Seed, name: str, text: str, gold: str) -> Prompt:
+        return prompt_of(
+            seed,
+            name,
+            text,
+            environment=_ENVIRONMENT.name,
+            grader="environment",
+            gold=gold,
+            metadata=json_text(self._scoring),
+        )
+
+    def _task_row(self, seed_id: str, question: LongQuestion) -> Row:
+        return {
+            "environment": _ENVIRONMENT.name,
+            "id": seed_id,
+            "question": question.text,
+            "gold": question.gold,
+            "metadata": _metadata(seed_id, question) | self._scoring,
+        }
 
     def _draw_texts_seed(self, seed_id: str, length: int, rng: random.Random) -> Seed:
         if len(self._pieces) < self.config.needed:
@@ -355,12 +381,6 @@ def _number_documents(texts: Sequence[str]) -> str:
     return "\n\n".join(f"Document {k}.\n{text}" for k, text in enumerate(texts, 1))
 
 
-def _environment_prompt(seed: Seed, name: str, text: str, gold: str) -> Prompt:
-    return prompt_of(
-        seed, name, text, environment=_ENVIRONMENT.name, grader="environment", gold=gold
-    )
-
-
 def _chat_example(text: str, family: str) -> Example:
     return make_example([Message("user", text)], source=family, dialect="plain")
 
@@ -372,16 +392,6 @@ def _chat_row(seed: Seed, question: LongQuestion, messages: Sequence[Message]) -
 
 def _metadata(seed_id: str, question: LongQuestion) -> Row:
     return {**question.metadata(), "family": seed_id.partition("-")[0]}
-
-
-def _task_row(seed_id: str, question: LongQuestion) -> Row:
-    return {
-        "environment": _ENVIRONMENT.name,
-        "id": seed_id,
-        "question": question.text,
-        "gold": question.gold,
-        "metadata": _metadata(seed_id, question),
-    }
 
 
 # -- families --------------------------------------------------------------------------------------

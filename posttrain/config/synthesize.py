@@ -379,6 +379,8 @@ class LongDocuments(Kind):
     count: number of questions.
     answers_by_code: rows of every question with an answer by code, in place of those that a
         generator writes: the sentences that the answer rests on, then the line `Answer:`.
+    copy_penalty: a right answer counts less by the share of its 16-word sequences that the
+        documents have; false: it may quote them.
     """
 
     rows_key: ClassVar[str] = "documents"
@@ -394,6 +396,7 @@ class LongDocuments(Kind):
     filler: int = Field(default=3, ge=0)
     count: int = Field(ge=1)
     answers_by_code: bool = False
+    copy_penalty: bool = True
 
     def check(self) -> None:
         refuse_twice("source", [rows.name for rows in self.documents])

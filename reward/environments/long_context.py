@@ -5,7 +5,8 @@
 
 The answer stands behind "Answer:" on a line of its own; two different answers are wrong. A gold
 that is a JSON list of names is compared as a set. The reward of a right answer is 1 minus the share
-of the completion's 16-word sequences that the prompt contains, so that copying does not pay.
+of the completion's 16-word sequences that the prompt contains, so that copying does not pay, unless
+`"copy_penalty": false` in the metadata says that it may.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from posttrain.records import NOT_IN_FORMAT, Message, Score
-from posttrain.rollouts import Completion, Prompt
+from posttrain.rollouts import Completion, Prompt, metadata_of
 from reward.environments.base import RLVREnvironment, Script, says
 from reward.graders.base import compared_score
 from reward.graders.tidy import bare
@@ -39,6 +40,8 @@ class LongContextEnvironment(RLVREnvironment):
     def malformed(self, prompt: Prompt) -> str | None:
         if prompt.gold is None or not _plain(prompt.gold):
             return "no gold"
+        if not isinstance(_penalises_copies(prompt), bool):
+            return "copy_penalty: neither true nor false"
         requested = any("answer:" in message.content.lower() for message in prompt.messages)
         return None if requested else "no message asks for a line Answer:"
 
@@ -50,10 +53,12 @@ class LongContextEnvironment(RLVREnvironment):
         answer = answers.pop()
         gold = prompt.gold or ""
         score = compared_score(_equals_gold(answer, gold), answer, gold)
+        if not score.value or not _penalises_copies(prompt):
+            return score
         steps = (step.parsed for step in completion.steps)
         written = "\n".join(f"{step.reasoning or ''}\n{step.answer}" for step in steps)
         copied = copied_share(written, prompt.messages)
-        if not score.value or not copied:
+        if not copied:
             return score
         return Score(1 - copied, score.answer, f"{score.explanation}, {copied:.0%} copied")
 
@@ -91,6 +96,10 @@ class LongContextEnvironment(RLVREnvironment):
             "gold": task.gold,
             "metadata": {"needed": sorted(order.index(index) + 1 for index in task.needed)},
         }
+
+
+def _penalises_copies(prompt: Prompt) -> Any:
+    return metadata_of(prompt).get("copy_penalty", True)
 
 
 def copied_share(written: str, messages: Sequence[Message]) -> float:

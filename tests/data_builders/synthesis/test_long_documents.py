@@ -153,6 +153,23 @@ def test_only_right_answers_become_rows(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(read_rows(tmp_path / "out/tasks.jsonl")) == 12, "tasks do not depend on the answer"
 
 
+def test_an_answer_may_quote_where_copies_are_not_penalised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = recipe(tmp_path, generator=True, count=4, copy_penalty=False)
+    golds = {question.text: question.gold for question in seeds_of(config).values()}
+
+    def quote(request: Request, _: random.Random) -> str:
+        text = request.messages[0].content
+        quoted = " ".join(text.split()[:40])
+        return f"{quoted}\nAnswer: {golds[text]}{END}"
+
+    rows, manifest = made(config, {"sft": Scripted(quote)}, monkeypatch)
+    assert len(rows) == 4, manifest.counts.dropped
+    tasks = read_rows(tmp_path / "out/tasks.jsonl")
+    assert {task["metadata"]["copy_penalty"] for task in tasks} == {False}
+
+
 def test_rows_of_one_length_are_chat_rows_of_a_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -208,6 +208,12 @@ def test_copying_the_prompt_costs_and_an_own_line_counts_whatever_its_marks():
     assert [score.value for score in right] == [1, 1]
     assert 0 <= (copied.value or 0) < 0.05
     assert copied_share(" ".join(f"w{k}" for k in range(100)), prompt.messages) == 0
+    row["metadata"]["copy_penalty"] = False
+    [free] = verify(environment, environment.prompt(row), (thought,))
+    assert free.value == 1
+    row["metadata"]["copy_penalty"] = "no"
+    with pytest.raises(DataError, match="copy_penalty: neither true nor false"):
+        environment.prompt(row)
     names = environment.prompt(
         {"question": "Which? Answer: [a, b]", "gold": '["n1", "n2"]', "metadata": {}}
     )
