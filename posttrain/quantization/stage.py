@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.config.paths import cannot_use_quantised, checkpoint_dtype, is_quantised
 from posttrain.config.quantize import FORMATS, QuantizeConfig
+from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.evaluation.intervals import Estimate, ratio
 from posttrain.models.inference import load_for_inference
@@ -52,7 +53,12 @@ from posttrain.quantization.search import (
 from posttrain.quantization.simulate import KV_CACHE, NANO, Simulated
 from posttrain.runs import Run, atomic_write_json, read_artifact
 from posttrain.timing import duration
-from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer
+from posttrain.tokens.tokenizer import (
+    check_same_tokenizer,
+    largest_id,
+    load_any_tokenizer,
+    load_tokenizer,
+)
 
 GIB = 1 << 30
 WORK = "work"
@@ -111,6 +117,8 @@ class _Inputs:
             raise cannot_use_quantised(recipe.checkpoint)
         self.recipe = recipe
         self.tokenizer: PreTrainedTokenizerBase = load_any_tokenizer(recipe.checkpoint)
+        data_tokenizer = load_tokenizer(Path(recipe.data) / "tokenizer")
+        check_same_tokenizer(data_tokenizer, ModelConfig(path=recipe.checkpoint))
         self.dtype_name = checkpoint_dtype(recipe.checkpoint) or "float32"
         if self.dtype_name not in _DTYPES:
             raise ConfigError(

@@ -29,7 +29,7 @@ from posttrain.quantization.stage import plan
 from posttrain.runs import Run, read_artifact
 from scripts.quantize import main
 from tests.training.rl.policy import write_policy
-from tests.training.tiny import write_artifact
+from tests.training.tiny import WORDS, make_tokenizer, write_artifact
 
 FORMATS = [
     {"format": "fp8", "keep": ("attention.*",)},
@@ -320,6 +320,15 @@ def test_a_unit_that_is_not_there_is_named(folder: Path, tmp_path: Path):
         quantize(recipe(folder, "attention", tmp_path / "o", keep=("atention.0",)))
     with pytest.raises(ConfigError, match="every unit with weights is kept"):
         quantize(recipe(folder, "attention", tmp_path / "o", keep=("*",)))
+
+
+def test_data_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path):
+    """The ids would be other words to this model, or none of its ids."""
+    words = {**WORDS, "w5": WORDS["w6"], "w6": WORDS["w5"]}
+    make_tokenizer(words=words).save_pretrained(str(write_policy(tmp_path / "other")))
+    made = recipe(folder, "attention", tmp_path / "out")
+    with pytest.raises(ConfigError, match="'w5' is 6 in the model and 5 in the data"):
+        list(plan(made.model_copy(update={"checkpoint": str(tmp_path / "other")})))
 
 
 def test_a_head_tied_to_the_embedding_is_excluded(folder: Path, tmp_path: Path):
