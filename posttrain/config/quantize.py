@@ -12,6 +12,8 @@ FORMATS = {
     "nvfp4": "NVFP4 (E2M1, one scale of E4M3 for 16 values)",
     "mixed": "NVFP4 or FP8 by unit",
 }
+# what NVIDIA keeps in BF16 for Nemotron 3 Nano (section 4), as components
+NANO = ("attention", "mamba_before_attention")
 
 
 class QuantizeConfig(Strict, stage="quantize"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from posttrain.config.quantize import FORMATS
+from posttrain.config.quantize import FORMATS, NANO
 from posttrain.lineage import Node
 from posttrain.pages import effects
 from posttrain.report import section as ui
@@ -77,6 +77,9 @@ def sensitivity(stats: ui.Row) -> Iterator[ui.Block]:
             cells += [_bits(figures), *_divergence_and_change(figures)]
         rows.append(cells)
     yield ui.Table(head, rows)
+    agreement = nano_agreement(stats["sensitivity"])
+    if agreement is not None:
+        yield agreement
     if stats["over_seeds"]:
         draws = len(stats["seeds"])
         yield (
@@ -85,6 +88,33 @@ def sensitivity(stats: ui.Row) -> Iterator[ui.Block]:
         )
         over_seeds = [[name, _kl(mean)] for name, mean in stats["over_seeds"].items()]
         yield ui.Table(["quantised", "KL, 10⁻³ nats"], over_seeds)
+
+
+def nano_agreement(sensitivity: Iterable[ui.Row]) -> str | None:
+    """Whether what NVIDIA keeps is what measures as the most sensitive here; None without both.
+
+    Of components with weights, each alone: the keys and values have none to keep.
+    """
+    kept: dict[str, ui.Row] = {}
+    others: dict[str, ui.Row] = {}
+    for row in sensitivity:
+        if row["kind"] == "component" and row["name"] != "kv_cache":
+            side = kept if row["name"] in NANO else others
+            side[row["name"]] = row["only"]["kl"]
+    if not kept or not others:
+        return None
+    weakest = min(kept, key=lambda name: kept[name]["value"])
+    strongest = max(others, key=lambda name: others[name]["value"])
+    figures = f"{weakest} {_kl(kept[weakest])}, {strongest} {_kl(others[strongest])}"
+    if kept[weakest]["low"] > others[strongest]["high"]:
+        verdict = "agrees: all that it keeps costs more than anything else with weights"
+    elif kept[weakest]["high"] < others[strongest]["low"]:
+        verdict = f"does not agree: {strongest} costs more than {weakest}"
+    else:
+        verdict = "neither agrees nor contradicts: the intervals overlap"
+    return (
+        f"NVIDIA's choice for Nano ({' and '.join(kept)}): the measurement {verdict} ({figures})."
+    )
 
 
 @ui.section("Kept in full precision")

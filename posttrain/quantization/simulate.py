@@ -19,6 +19,7 @@ from modelopt.torch.quantization.nn import TensorQuantizer  # pyright: ignore[re
 from transformers import PreTrainedModel
 
 from posttrain.config.load import nearest
+from posttrain.config.quantize import NANO
 from posttrain.errors import ConfigError
 from posttrain.models.simulated import (
     E4M3_MAX,
@@ -33,8 +34,7 @@ from posttrain.quantization.rows import Sequence as TokenSequence
 # an element, with its part of the scale of a block
 BITS = {"fp8": 8.0, "nvfp4": 4.5}
 KV_CACHE = "kv_cache"
-# what NVIDIA keeps in BF16 for Nemotron 3 Nano (section 4)
-NANO = ("attention.*", "mamba_before_attention.*")
+NANO_UNITS = tuple(f"{component}.*" for component in NANO)
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj")
 _LAYER = re.compile(r"layers\.(\d+)\.")
 _WEIGHT = re.compile(r"(.+)\.weight_quantizer")

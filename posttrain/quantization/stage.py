@@ -50,7 +50,7 @@ from posttrain.quantization.search import (
     choose_formats,
     mean_bits,
 )
-from posttrain.quantization.simulate import KV_CACHE, NANO, Simulated
+from posttrain.quantization.simulate import KV_CACHE, NANO_UNITS, Simulated
 from posttrain.runs import Run, atomic_write_json, read_artifact
 from posttrain.timing import duration
 from posttrain.tokens.tokenizer import (
@@ -188,7 +188,7 @@ def _write(recipe: QuantizeConfig, folder: Path, *, show: Callable[[str], object
     quantised = [unit for unit in simulated.units if unit not in kept]
     _refuse_no_weights(simulated, kept, advice="raise `limit`")
     show(f"kept in {inputs.dtype_name}: {', '.join(kept) or 'no unit'}")
-    nano = simulated.matching(NANO, strict=False)
+    nano = simulated.matching(NANO_UNITS, strict=False)
     wholes = {
         "none": [],
         "all": [*simulated.units],
@@ -290,7 +290,7 @@ def _kept_by_name(recipe: QuantizeConfig, simulated: Simulated) -> list[str] | N
     if recipe.keep == "auto":
         return None
     if recipe.keep == "nano":
-        kept = simulated.matching(NANO, strict=False)
+        kept = simulated.matching(NANO_UNITS, strict=False)
     else:
         kept = simulated.matching(recipe.keep)
     _refuse_no_weights(simulated, kept, advice="name fewer in `keep`")
