@@ -18,7 +18,7 @@ export OMP_NUM_THREADS := 1
 OPTIONS = --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 # a part of the chain of recipes/tiny, by the stages that it ends in
 TINY = $(BIN)/posttrain stages --config tiny logs=runs/tiny/logs $(if $(SEED),seed=$(SEED))
-.PHONY: quickstart tiny tiny-rlvr tiny-mopd tiny-nemotron-3 tiny-eval tiny-augment smoke real test test-ray test-real lint format docs gpu-check clean
+.PHONY: quickstart tiny tiny-rlvr tiny-mopd tiny-nemotron-3 tiny-eval tiny-augment smoke real test test-ray test-quantize test-real lint format docs gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
@@ -92,6 +92,11 @@ test: $(BIN)/.installed-dev
 test-ray: $(BIN)/.installed-dev
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[ray]'
 	$(BIN)/python -m pytest -k ray_pipeline tests/data_builders/sft/test_bytes.py
+
+# ModelOpt pins what others do not, so the tests of quantisation skip without it
+test-quantize: $(BIN)/.installed-dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[quantize]'
+	$(BIN)/python -m pytest tests/quantization
 
 # what a stand-in cannot show, in half an hour on 2 cores that others use too: make test-real
 # POSTTRAIN_REAL_MODEL=DIR (a small ChatML model, float32) POSTTRAIN_VLLM=ENVIRONMENT (or its executable);
