@@ -20,7 +20,7 @@ from typing import Any
 
 from posttrain.chain import resolve_chain, run_chain
 from posttrain.config.load import apply_overrides, validate
-from posttrain.config.paths import HUB_ID, refuse_missing_checkpoint, refuse_out_of_reach
+from posttrain.config.paths import HUB_ID, refuse_out_of_reach, refuse_partial_checkpoint
 from posttrain.config.recipe_files import read_mapping, recipe_file, recipe_text
 from posttrain.config.schemas import stage_schemas
 from posttrain.config.stages import StagesConfig, StageStep
@@ -83,7 +83,7 @@ class OneLine:
     def _build_keys(self) -> dict[str, Any]:
         source = {"name": "data", **rows_of(self.data)}
         tokenizer: dict[str, Any] = {"path": self.model}
-        refuse_missing_checkpoint(self.model, key="--model")
+        refuse_partial_checkpoint(self.model, key="--model")
         if not Path(self.model).is_dir():
             tokenizer["revision"] = newest_commit(self.model, kind="model", key="--model")
         if not self._has_template(tokenizer):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.distill import DistillConfig
-from posttrain.config.paths import refuse_missing_checkpoint
+from posttrain.config.paths import refuse_missing_checkpoint, refuse_partial_checkpoint
 from posttrain.errors import ConfigError
 
 
@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> None:
     recipe, options = parse_recipe(parser, DistillConfig, argv)
 
     for name, teacher in recipe.teachers.items():
-        refuse_missing_checkpoint(teacher.path, key=f"teachers.{name}.path")
+        refuse_partial_checkpoint(teacher.path, key=f"teachers.{name}.path")
         refuse_missing_checkpoint(teacher.adapter, key=f"teachers.{name}.adapter")
 
     refuse_missing_checkpoint(recipe.simulate, key="simulate")

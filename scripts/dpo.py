@@ -6,7 +6,7 @@ posttrain launch --config_file accelerate/ddp dpo --config tiny/dpo
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.dpo import DpoConfig
-from posttrain.config.paths import refuse_missing_checkpoint
+from posttrain.config.paths import refuse_partial_checkpoint
 from posttrain.runs import read_artifact
 
 
@@ -14,7 +14,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Train a policy on preference pairs.")
     recipe, options = parse_recipe(parser, DpoConfig, argv)
     read_artifact(recipe.data, kind="dpo_data", verify=False)  # before anything heavy is loaded
-    refuse_missing_checkpoint(recipe.model.path, key="model.path")
+    refuse_partial_checkpoint(recipe.model.path, key="model.path")
 
     from posttrain.pages.write import TrainingPage
     from posttrain.training.dpo.stage import DpoStage

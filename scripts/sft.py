@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from posttrain.config.command import parse_recipe, recipe_parser, run_command, unknown_option
-from posttrain.config.paths import refuse_missing_checkpoint
+from posttrain.config.paths import refuse_partial_checkpoint
 from posttrain.config.sft import SftConfig
 from posttrain.errors import ConfigError
 from posttrain.runs import read_artifact
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> None:
         return
     recipe, options = parse_recipe(parser, SftConfig, argv)
     read_artifact(recipe.data, kind="sft_data", verify=False)  # before anything heavy is loaded
-    refuse_missing_checkpoint(recipe.model.path, key="model.path")
+    refuse_partial_checkpoint(recipe.model.path, key="model.path")
 
     from posttrain.pages.write import TrainingPage
     from posttrain.training.sft.stage import SftStage

@@ -43,6 +43,20 @@ def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
     refuse_out_of_reach(path, key=key)
 
 
+def refuse_partial_checkpoint(path: str | None, *, key: str) -> None:
+    """Refuse a model that is missing, an adapter alone, or quantised, before anything is loaded.
+
+    Raises:
+        ConfigError, DataError: as `refuse_missing_checkpoint`, or for such a folder.
+    """
+    refuse_missing_checkpoint(path, key=key)
+    if path is None:
+        return
+    refuse_adapter(path)
+    if is_quantised(path):
+        raise cannot_use_quantised(path)
+
+
 def is_model(directory: Path) -> bool:
     """True if a directory holds a model, an adapter, or the tokenizer of a served model."""
     return any((directory / name).is_file() for name in _FILES_OF_MODELS)

@@ -17,6 +17,7 @@ from posttrain.models.load import load_checkpoint, load_pretrained
 from scripts.chat import main as chat
 from scripts.merge import main as merge
 from scripts.quantize import main as quantize
+from scripts.sft import main as sft
 from tests.sampling.test_open import write_checkpoint
 
 REFUSED = r"quantised by ModelOpt, .* without their scales: serve the folder"
@@ -64,6 +65,17 @@ def test_commands_refuse_a_quantised_folder(tmp_path: Path):
     with pytest.raises(ConfigError, match=REFUSED):
         merge([str(adapter), str(tmp_path / "out")])
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_training_by_name_refuses_it_before_the_data_are_built(tmp_path: Path, dry_run: list[str]):
+    folder = write_quantised(tmp_path / "quantised", "hf_quant_config.json")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "completion": "b"}\n')
+    out = tmp_path / "out"
+    with pytest.raises(ConfigError, match=REFUSED):
+        sft(["--model", str(folder), "--data", str(rows), "--output", str(out), *dry_run])
+    assert not out.exists()
 
 
 def test_without_modelopt_the_command_says_what_to_install(
