@@ -31,6 +31,12 @@ PACKED = torch.uint8  # two values of NVFP4 a byte
 BLOCK = 16  # values of NVFP4 that share a scale
 E2M1_MAX = 6.0
 SCALES = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale")
+# ModelOpt leaves convolutions out by their names in models that it knows, and rounds what a layer
+# norm reads
+_LEFT_OUT = [
+    {"quantizer_name": "*", "parent_class": name, "enable": False}
+    for name in ("nn.Conv1d", "nn.LayerNorm")
+]
 _ALGORITHMS = ("FP8", "NVFP4")
 _NVFP4_BACKEND = "posttrain_nvfp4"
 _FUSED_INPUT = re.compile(r"(.+\.experts)\.(\w+)_input_quantizer")
@@ -192,6 +198,7 @@ def fp8_config(*, kv_cache: bool) -> Any:
     from modelopt.torch import quantization as mtq  # pyright: ignore[reportMissingImports]
 
     config: Any = copy.deepcopy(mtq.FP8_DEFAULT_CFG)
+    config["quant_cfg"] += _LEFT_OUT
     if kv_cache:
         config["quant_cfg"] += mtq.FP8_KV_CFG["quant_cfg"]
     return config
@@ -212,6 +219,7 @@ def nvfp4_config() -> Any:
     for rule in config["quant_cfg"]:
         if "cfg" in rule:
             rule["cfg"]["backend"] = _NVFP4_BACKEND
+    config["quant_cfg"] += _LEFT_OUT
     return config
 
 

@@ -221,6 +221,27 @@ class Simulated:
         return weights
 
 
+def refuse_unknown_layout(model: PreTrainedModel) -> None:
+    """Refuse a model whose files could not be compared with its simulation, before it is measured.
+
+    Raises:
+        ConfigError: naming what is in the way.
+    """
+    name = type(model).__name__
+    lists = [n for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)]
+    if not any(path.rpartition(".")[2] == "layers" for path in lists):
+        raise ConfigError(
+            f"{name} has no list `layers`, by which units are named (it has "
+            f"{', '.join(lists[:3])}): this model cannot be quantised here"
+        )
+    fused = [path for path, _ in model.named_parameters() if path.endswith("experts.gate_up_proj")]
+    if fused:
+        raise ConfigError(
+            f"{name} holds gate and up of its experts in one matrix ({fused[0]}), which ModelOpt "
+            "writes as two: this model cannot be quantised here"
+        )
+
+
 def calibrate(
     model: PreTrainedModel,
     rows: Sequence[TokenSequence],
@@ -303,7 +324,11 @@ def unit_of(quantiser: str, model: PreTrainedModel) -> str:
     if path[-1] in ("k_bmm_quantizer", "v_bmm_quantizer"):
         return KV_CACHE
     layer = _LAYER.search(f"{quantiser}.")
-    assert layer is not None, f"{quantiser} is in no layer"
+    if layer is None:
+        raise ConfigError(
+            f"{type(model).__name__} has a matrix outside of its layers ({quantiser}), which is in "
+            "no unit: this model cannot be quantised here"
+        )
     number = int(layer[1])
     if any("shared_expert" in part for part in path):
         component = "shared_experts"
@@ -314,6 +339,10 @@ def unit_of(quantiser: str, model: PreTrainedModel) -> str:
     elif hasattr(model.get_submodule(".".join(path[:-2])), "conv1d"):
         feeds = number + 1 in attention_layers(model)
         component = "mamba_before_attention" if feeds else "mamba"
+    elif any("attn" in part or "attention" in part for part in path):
+        component = (
+            "attention"  # matrices of other names, such as those of multi-head latent attention
+        )
     else:
         component = "mlp"
     return f"{component}.{number}"

@@ -50,7 +50,7 @@ from posttrain.quantization.search import (
     choose_formats,
     mean_bits,
 )
-from posttrain.quantization.simulate import KV_CACHE, NANO_UNITS, Simulated
+from posttrain.quantization.simulate import KV_CACHE, NANO_UNITS, Simulated, refuse_unknown_layout
 from posttrain.runs import Run, atomic_write_json, read_artifact
 from posttrain.timing import duration
 from posttrain.tokens.tokenizer import (
@@ -144,8 +144,12 @@ class _Inputs:
         return draw_sequences(folder, "train", count, seed=seed, reasoning=True)
 
     def load(self) -> PreTrainedModel:
-        """Load the model in its own precision."""
-        return load_for_inference(
+        """Load the model in its own precision.
+
+        Raises:
+            ConfigError: it cannot be loaded, or is none that this package can quantise.
+        """
+        model = load_for_inference(
             self.recipe.checkpoint,
             dtype=self.dtype_name,
             device="auto",
@@ -153,6 +157,8 @@ class _Inputs:
             vocabulary=largest_id(self.tokenizer) + 1,
             transposed=False,
         )
+        refuse_unknown_layout(model)
+        return model
 
 
 def _write(recipe: QuantizeConfig, folder: Path, *, show: Callable[[str], object]) -> Derived:

@@ -19,7 +19,7 @@ from modelopt.torch.export import export_hf_checkpoint  # pyright: ignore[report
 
 from posttrain.config.quantize import QuantizeConfig
 from posttrain.errors import ConfigError
-from posttrain.models.load import load_pretrained
+from posttrain.models.load import build_model, load_pretrained
 from posttrain.pages.write import write_report
 from posttrain.quantization import stage
 from posttrain.quantization.measure import FigureLog, measure, part_variants
@@ -320,6 +320,51 @@ def test_a_unit_that_is_not_there_is_named(folder: Path, tmp_path: Path):
         quantize(recipe(folder, "attention", tmp_path / "o", keep=("atention.0",)))
     with pytest.raises(ConfigError, match="every unit with weights is kept"):
         quantize(recipe(folder, "attention", tmp_path / "o", keep=("*",)))
+
+
+SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0,
+}  # fmt: skip
+# layer norms, and convolutions under a name that ModelOpt does not know
+OPT = {
+    "model_type": "opt", "vocab_size": 64, "hidden_size": 32, "ffn_dim": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "word_embed_proj_dim": 32, "pad_token_id": 0,
+}  # fmt: skip
+LFM2 = {"model_type": "lfm2", **SMALL, "layer_types": ["conv", "full_attention"]}
+QWEN3_MOE = {
+    "model_type": "qwen3_moe", **SMALL, "num_experts": 2, "num_experts_per_tok": 1,
+    "moe_intermediate_size": 32,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 2}
+
+
+@pytest.mark.parametrize("config", [OPT, LFM2], ids=["opt", "lfm2"])
+def test_norms_and_convolutions_stay_whatever_their_names(folder: Path, config: dict[str, Any]):
+    rows = draw_sequences(folder / "data", "train", 2, seed=0, reasoning=False)
+    model = build_model(config).eval()
+    model.config.architectures = [type(model).__name__]  # as `save_pretrained` writes
+    simulated = Simulated(model, rows, kv_cache=True)
+    assert {*simulated.components()} == {"attention", "kv_cache", "mlp"}
+    for name in simulated.quantisers:
+        if not name.endswith("_bmm_quantizer"):
+            module = simulated.model.get_submodule(name.rpartition(".")[0])
+            assert isinstance(module, torch.nn.Linear), name
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [(QWEN3_MOE, "gate and up of its experts in one matrix"), (GPT2, "has no list `layers`")],
+    ids=["qwen3_moe", "gpt2"],
+)
+def test_a_model_whose_files_cannot_be_compared_is_refused_before_it_is_measured(
+    folder: Path, tmp_path: Path, config: dict[str, Any], message: str
+):
+    other = write_policy(tmp_path / "other")
+    build_model(config).save_pretrained(other)
+    made = recipe(folder, "attention", tmp_path / "out")
+    with pytest.raises(ConfigError, match=message):
+        list(plan(made.model_copy(update={"checkpoint": str(other)})))
 
 
 def test_data_of_another_tokenizer_are_refused(folder: Path, tmp_path: Path):
