@@ -138,7 +138,7 @@ _MENTION = re.compile(
 # behind the word I, or an article: "Answer: I don't know", "A guess"; not "I rather than B"
 WORD_BEHIND = re.compile(
     r"\s+(?!(?:if|unless|otherwise|or|and|but|is|because|since|as|so|for|which|not|unlike|over"
-    r"|rather|instead)\b)[a-z]"
+    r"|rather|instead|then|vs|versus|plus)\b)[a-z]"
 )
 # "not A or B", "not the answer: A", "✗ B", "C is wrong"
 _DENIED = re.compile(

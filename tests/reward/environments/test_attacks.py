@@ -72,6 +72,10 @@ def test_a_choice_that_the_text_denies_is_none():
     )
     texts = ("\\boxed{B}", "\\boxed{✘ B}", "\\boxed{not the solution: B}", "\\boxed{\\neq B}")
     assert [score.value for score in verify(environment, boxed, *texts)] == [1, 0, 0, 0]
+    metadata["output_regex"] = "Choice:\\s*([A-Za-z])"
+    article = environment.prompt({"question": "Which?", "gold": "A", "metadata": metadata})
+    texts = ("Final Choice: A", "Final Choice: A then D", "Final Choice: A vs D")
+    assert [score.value for score in verify(environment, article, *texts)] == [1, 0, 0]
     options = {"A": "True", "B": "False", "C": "Incorrect"}
     verdicts = environment.prompt(
         {"question": "Which? \\boxed{}", "gold": "B", "metadata": {"options": options}}
