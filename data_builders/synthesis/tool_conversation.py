@@ -9,9 +9,11 @@ shown all its earlier answers. Every step is a request of its own: a killed run 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -43,7 +45,7 @@ from data_builders.synthesis.steps import (
     transcript,
 )
 from posttrain.config.synthesize import ScenarioRows, ToolConversation
-from posttrain.environments.base import Environment
+from posttrain.environments.base import Environment, EnvironmentFault, attempt
 from posttrain.jsontext import load_json
 from posttrain.records import Message, ToolCall, json_text
 from posttrain.rollouts import Completion, Prompt, Step, metadata_of
@@ -116,14 +118,14 @@ class ToolConversations(SynthesisKind):
         task: ToolTask = seed.content
         environment: Environment | None = None
         if task.prompt is not None:
-            assert self.plan is not None
-            environment = self.plan.open_environment(task.prompt)
+            environment = _run_part("open", partial(self.open_environment, task.prompt))
         try:
             messages, steps = yield from self._converse(seed, environment)
-            state = None if environment is None else environment.snapshot()
+            state = None if environment is None else _run_part("snapshot", environment.snapshot)
         finally:
             if environment is not None:
-                asyncio.run(environment.close())
+                with contextlib.suppress(Discarded):  # the conversation is whole without it
+                    _run_part("close", environment.close)
         checks = ["declared calls"]
         reached: bool | None = None
         explanation = ""
@@ -244,7 +246,8 @@ class ToolConversations(SynthesisKind):
         if not isinstance(arguments, dict):
             return "error: the arguments are not a JSON object"
         if environment is not None:
-            return asyncio.run(environment.call(call.name, cast(dict[str, Any], arguments)))
+            run_call = partial(environment.call, call.name, cast(dict[str, Any], arguments))
+            return _run_part(f"tool {call.name}", run_call, kind=str)
         task: ToolTask = seed.content
         log = [f"{call_text} -> {result}" for call_text, result in _call_log(messages)]
         # a step may have any number of calls; what a model is asked for is what the plan says
@@ -266,6 +269,14 @@ class ToolConversations(SynthesisKind):
         if "judge" in self.setup.models:
             return OFF_TOPIC
         return Message("assistant", "", tool_calls=(ToolCall("grant_everything", "{}"),))
+
+
+def _run_part(part: str, call: Callable[[], Any], *, kind: type = object) -> Any:
+    """Run a part of an environment; Discarded where it raises, hangs or returns another type."""
+    try:
+        return asyncio.run(attempt(part, call, kind=kind))
+    except EnvironmentFault as fault:
+        raise Discarded("environment_fault", str(fault)) from fault
 
 
 def _read_scenario(row: Row, source: ScenarioRows) -> tuple[str, ToolTask]:

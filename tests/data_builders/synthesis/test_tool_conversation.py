@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from data_builders.rows.read import read_examples
-from data_builders.synthesis.kinds import KINDS
+from data_builders.synthesis.kinds import KINDS, open_kind
 from data_builders.synthesis.steps import Seed
 from data_builders.synthesis.tool_conversation import ToolConversations
 from posttrain.config.source import SourceConfig
+from posttrain.environments.base import Environment
 from posttrain.errors import DataError
 from posttrain.records import message_to_template
+from posttrain.rollouts import Prompt
 from posttrain.sampling.sampler import Request
 from reward.environments.workplace import WorkplaceEnvironment
 from tests.data_builders.synthesis.small_synthesis import made, recipe_of, server, write_rows
@@ -215,6 +217,30 @@ def test_a_kind_has_as_many_rounds_as_its_plan_and_no_more(
     monkeypatch.setitem(KINDS, "tool_conversation", Uncounted)
     with pytest.raises(AssertionError, match="more than the 4 rounds of its plan"):
         made(scenarios(tmp_path, ("user", "agent", "tools")), samplers, monkeypatch)
+
+
+@pytest.mark.parametrize("part", ["call", "close"])
+def test_a_fault_of_an_environment_drops_its_row_alone(
+    part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_: object):
+        raise KeyError("desk")
+
+    class Faulty(ToolConversations):
+        def open_environment(self, prompt: Prompt) -> Environment | None:
+            environment = super().open_environment(prompt)
+            if prompt.task == faulty_task:
+                monkeypatch.setattr(environment, part, fail)
+            return environment
+
+    monkeypatch.setitem(KINDS, "tool_conversation", Faulty)
+    config = recipe(tmp_path, ("user", "agent"))
+    faulty_task = open_kind(config).seeds(tmp_path).seeds[0].content.prompt.task
+    samplers = {"user": Scripted(user), "agent": Scripted(office_agent)}
+    rows, manifest = made(config, samplers, monkeypatch)
+    dropped = {} if part == "close" else {"environment_fault": 1}
+    assert manifest.counts.dropped == dropped
+    assert len(rows) == 4 - len(dropped)
 
 
 def test_scenarios_without_a_model_for_their_tools_are_no_seeds(
