@@ -2,11 +2,13 @@
 
 Lines of code, tags, addresses and formulas are not translated (paper, 3.1.3); tool calls, tool
 results and declared tools stay as well. A row is kept if every translated line has the numbers and
-the protected pieces of its original, none is a refusal, and the row is in the language.
+the protected pieces of its original, none is a refusal, the row is in the language, and its gold, a
+field that the recipe may carry along, stands in the answer where it did.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from data_builders.filters.language import LanguageCheck
+from data_builders.keyed import key64
 from data_builders.synthesis.seeds import chat_seeds
 from data_builders.synthesis.steps import (
     Answered,
@@ -22,6 +25,7 @@ from data_builders.synthesis.steps import (
     Keep,
     KindSetup,
     Making,
+    Row,
     Seed,
     SeedSet,
     SynthesisKind,
@@ -118,20 +122,24 @@ class Translation(SynthesisKind):
         language_drop = self._language.foreign("\n".join(translations))
         if language_drop is not None:
             raise Discarded("other_language", language_drop.detail)
-        row = chat_row(
-            with_lines(example.messages, lines, translations),
-            tools=example.tools,
-            language=self.config.language,
-            original=example.id,
-        )
+        messages = with_lines(example.messages, lines, translations)
+        metadata: Row = json.loads(example.metadata)  # fields that the recipe carries along
+        gold = str(metadata.get("gold", ""))
+        if gold in example.messages[-1].content and gold not in messages[-1].content:
+            raise Discarded("gold_changed", f"{gold[:80]}: {messages[-1].content[-150:]}")
+        metadata |= {"language": self.config.language, "original": example.id}
+        row = chat_row(messages, tools=example.tools, **metadata)
         return Keep((row,), checks=("numbers", "protected pieces", "refusal", "language"))
 
     def bad_answer(self, seed: Seed, answered: Answered) -> str | None:
-        """Plant a changed number if the line has one, else a refusal."""
+        """Plant a changed number, a line without its code, or a refusal."""
         line = answered.text
+        faults = ["I'm sorry, but I cannot translate this line."]
         if numbers(line):
-            return _NUMBER.sub(lambda number: number[0] + "7", line)
-        return "I'm sorry, but I cannot translate this line."
+            faults.append(_NUMBER.sub(lambda number: number[0] + "7", line))
+        if protected_pieces(line):
+            faults.append(_PROTECTED.sub("", line))
+        return faults[key64(self.setup.seed, "fault", answered.ask.prompt.id) % len(faults)]
 
     def _request(self, seed: Seed, number: int, line: Line) -> Ask:
         text = self.text("translate_line", language=self.config.language_name, line=line.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -149,6 +150,62 @@ def test_a_row_is_kept_whole_or_dropped_with_the_reason(
         answer = rows[0]["messages"][1]["content"]
         assert answer == f"{DICTIONARY[reply]}\n```\ncode stays\n```"
         assert rows[0]["metadata"]["language"] == "de"
+
+
+def test_what_is_planted_changes_numbers_code_and_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def spells(request: Request, _: random.Random) -> str:
+        return request.messages[0].content.rstrip().splitlines()[-1] + END
+
+    line = "Führe zuerst `git status` aus, und dann noch {} andere Befehle in diesem Ordner."
+    rows: list[dict[str, Any]] = []
+    for number in range(2, 22):
+        contents = [line.format(number), "Das habe ich getan."]
+        chat = zip(("user", "assistant"), contents, strict=True)
+        rows.append({"messages": [{"role": role, "content": text} for role, text in chat]})
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    make = {
+        "kind": "translate",
+        "sources": [{"name": "rows", "path": str(path)}],
+        "language": "de",
+        "language_name": "German",
+    }
+    recipe = recipe_of(tmp_path / "out", make, {"translator": server("mt")})
+    _, manifest = made(recipe, {"mt": Scripted(spells)}, monkeypatch)
+    planted = manifest.stats["planted"]["dropped"]
+    assert planted.keys() == {"numbers_changed", "protected_changed", "refusal"}
+    assert sum(planted.values()) == manifest.stats["planted"]["rows"] == 20
+
+
+@pytest.mark.parametrize(("gold", "dropped"), [("12", {}), ("cheese", {"gold_changed": 1})])
+def test_a_gold_of_the_row_is_carried_along_and_stays_in_the_answer(
+    gold: str, dropped: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    question, reply = DICTIONARY
+    rows = [
+        {"messages": [{"role": "user", "content": question}], "gold": gold},
+        {"messages": [{"role": "user", "content": reply}], "gold": "none"},
+    ]
+    for row, answer in zip(rows, (reply, question), strict=True):
+        row["messages"].append({"role": "assistant", "content": answer})
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+
+    def translator(request: Request, _: random.Random) -> str:
+        return DICTIONARY[request.messages[0].content.rstrip().splitlines()[-1]] + END
+
+    make = {
+        "kind": "translate",
+        "sources": [{"name": "rows", "path": str(path), "metadata": ["gold"]}],
+        "language": "de",
+        "language_name": "German",
+    }
+    recipe = recipe_of(tmp_path / "out", make, {"translator": server("mt")})
+    rows, manifest = made(recipe, {"mt": Scripted(translator)}, monkeypatch)
+    assert manifest.counts.dropped == dropped
+    assert {row["metadata"]["gold"] for row in rows} == {"none"} | (
+        {gold} if not dropped else set()
+    )
 
 
 def test_an_answer_in_another_language_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
