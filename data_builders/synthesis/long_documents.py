@@ -38,9 +38,9 @@ from data_builders.synthesis.steps import (
     Seed,
     SeedSet,
     SynthesisKind,
-    ask,
     ask_one,
     ask_text,
+    ask_usable,
     chat_row,
     grade,
     prompt_of,
@@ -251,11 +251,14 @@ class LongDocumentQuestions(SynthesisKind):
             prompts.append(
                 self._environment_prompt(seed, f"solve-without-{without}", request, gold)
             )
-        answers = yield from ask(*(Ask("solver", prompt) for prompt in prompts))
+        # an answer that is cut off or missing does not show that a document is needed
+        answers = yield from ask_usable(*(Ask("solver", prompt) for prompt in prompts))
         scores = yield from grade(
             *(Attempt(answered.ask.prompt, answered.completions[0]) for answered in answers)
         )
-        solved = [(score.value or 0.0) >= _ENVIRONMENT.passes_at for score in scores]
+        if any(score.value is None for score in scores):
+            raise Discarded("unscored", scores[0].explanation)
+        solved = [_ENVIRONMENT.passes(score) for score in scores]
         if not solved[0]:
             raise Discarded("not_answerable", f"{question} {gold}: {scores[0].explanation}")
         if any(solved[1:]):

@@ -266,6 +266,11 @@ def solver(request: Request, _: random.Random) -> str:
     return f"Counted.\nAnswer: {answer}{END}"
 
 
+def answers_all(request: Request, rng: random.Random, *, otherwise: str) -> str:
+    """Answers where both needed documents are there."""
+    return solver(request, rng) if len(rooms(request.messages[0].content)) == 2 else otherwise
+
+
 def test_written_questions_are_solved_with_all_and_not_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -288,6 +293,9 @@ def test_written_questions_are_solved_with_all_and_not_without_one(
         (lambda r, _: END, solver, "empty_answer 3"),
         (lambda r, _: f"Question: Why?\nAnswer: {'because ' * 20}{END}", solver, "long_answer 3"),
         (writer, lambda r, _: f"Answer: none{END}", "not_answerable 3"),
+        # what is cut off or missing without a document is no proof that it is needed
+        (writer, lambda r, rng: answers_all(r, rng, otherwise="and so on " * 300), "truncated 3"),
+        (writer, lambda r, rng: answers_all(r, rng, otherwise=END), "empty_answer 3"),
         (
             lambda r, _: f"Question: Sum?\nAnswer: 7{END}",
             lambda r, _: f"Answer: 7{END}",
