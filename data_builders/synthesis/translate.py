@@ -37,7 +37,9 @@ from posttrain.config.filters import LanguageFilter
 from posttrain.config.synthesize import Translate
 from posttrain.records import Example, Message
 
-_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,})")
+# lines that begin or end a block of code or a formula
+_FENCE = re.compile(r"[ \t]*(`{3,}|~{3,}|(?:\$\$|\\\[|\\\])(?=[ \t]*$))")
+_END_OF_FENCE = {"\\[": "\\]"}  # others end as they begin
 _LETTERS = re.compile(r"[^\W\d_]")
 # pieces of a line that a translation repeats to the letter
 _PROTECTED = re.compile(
@@ -45,7 +47,7 @@ _PROTECTED = re.compile(
     r"|https?://[^\s)>\]]*[^\s)>\].,;:!?]"
     r"|</?[A-Za-z][^<>\n]{0,200}>"
     r"|\\boxed\{(?:[^{}\n]|\{(?:[^{}\n]|\{[^{}\n]*\})*\})*\}"
-    r"|\$[^$\n]+\$"
+    r"|\$[^$\n]+\$|\\\(.+?\\\)|\\\[.+?\\\]"
 )
 # digits with their sign, inner points and commas; a hyphen behind a word or a number is no sign
 _NUMBER = re.compile(r"(?:(?<![\w.)\]%°])[-\u2212])?\d+(?:[.,']\d+|[\u00a0\u202f ]\d{3}(?!\d))*")
@@ -147,19 +149,19 @@ class Translation(SynthesisKind):
 
 
 def lines_to_translate(messages: Sequence[Message]) -> Iterator[Line]:
-    """Yield the lines of prose of all texts and traces, in order; fenced code has none."""
+    """Yield the lines of prose of texts and traces, in order; not of code and formulas."""
     for position, message in enumerate(messages):
         if message.role not in _TRANSLATED_ROLES:
             continue
         for field in ("reasoning", "content"):
-            fence = ""  # marks of the block of code that is open
+            fence = ""  # marks of the open block
             for number, line in enumerate((getattr(message, field) or "").split("\n")):
                 fence_match = _FENCE.match(line)
                 if fence_match is not None:
                     marks = fence_match[1]
-                    if not fence:
+                    if not fence and marks != "\\]":
                         fence = marks
-                    elif marks.startswith(fence):
+                    elif marks.startswith(_END_OF_FENCE.get(fence, fence)):
                         fence = ""
                     continue
                 prose = _PROTECTED.sub(" ", line)

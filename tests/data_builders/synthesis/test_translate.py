@@ -24,6 +24,7 @@ HONEST = [
     ("See https://example.org/a?b=1 for more.", "Mehr dazu: https://example.org/a?b=1."),
     ("<answer>yes</answer> is the form.", "Die Form ist <answer>ja</answer>."),
     ("So the answer is \\boxed{42}.", "Die Antwort lautet also \\boxed{42}."),
+    ("So \\(a+b\\) is \\[c\\], and [d].", "Also ist \\(a+b\\) \\[c\\], und [e]."),
     ("Since $x^2 = 4$, we take 2.", "Da $x^2 = 4$, nehmen wir 2."),
     ("I am sorry that you are late.", "Es tut mir leid, dass du zu spät bist."),
     ("- first, 3 apples", "- erstens, 3 Äpfel"),
@@ -48,6 +49,8 @@ PLANTED = [
     ("<answer>yes</answer>", "<Antwort>ja</Antwort>", "protected_changed"),
     ("It is \\boxed{42}.", "Es ist \\boxed{24}.", "protected_changed"),
     ("It is \\boxed{\\frac{a}{b}}.", "Es ist \\boxed{\\frac{a}{c}}.", "protected_changed"),
+    ("So \\(a+b\\) is it.", "Also ist es \\(a-b\\).", "protected_changed"),
+    ("So \\[ a+b \\] is it.", "Also ist es \\[ a-b \\].", "protected_changed"),
     ("Since $x^2 = 4$ holds", "Da $x^2 = 5$ gilt", "protected_changed"),
     ("Add them.", "I'm sorry, but I cannot translate this line.", "refusal"),
     ("Add them.", "I can't help with that.", "refusal"),
@@ -71,6 +74,12 @@ def test_planted_changes_are_found(line: str, translation: str, reason: str):
     with pytest.raises(Discarded) as raised:
         refuse_broken_line(line, translation)
     assert raised.value.reason == reason
+
+
+def test_lines_of_formulas_are_not_translated():
+    text = "First:\n\\[\na + b &= c\n\\]\nSecond:\n  $$\nx\n$$  \nLast \\] and then\n\\]\nDone."
+    lines = lines_to_translate([Message("user", text)])
+    assert [line.text for line in lines] == ["First:", "Second:", "Last \\] and then", "Done."]
 
 
 def test_code_calls_and_tool_results_are_no_lines_to_translate():
