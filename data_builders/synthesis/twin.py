@@ -214,9 +214,16 @@ class VariantTasks(SynthesisKind):
         attempts: list[Attempt] = []
         for answered in answers:
             for completion in answered.completions:
+                if completion.finish == "failed":
+                    raise Discarded("request_failed", completion.error or "")
                 attempts.append(Attempt(answered.ask.prompt, completion))
         scores = yield from grade(*attempts)
-        passes = [score.value == 1.0 for score in scores]
+        passes: list[bool] = []
+        for score in scores:
+            # an answer without a number is no pass; a verifier that failed says nothing
+            if score.failure is not None:
+                raise Discarded("unscored", score.explanation)
+            passes.append(score.value == 1.0)
         n = self.config.attempts
         rates = [sum(passes[start : start + n]) / n for start in range(0, len(passes), n)]
         original_rate, *variant_rates = rates

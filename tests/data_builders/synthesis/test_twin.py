@@ -23,7 +23,7 @@ from tests.data_builders.synthesis.small_synthesis import (
     server,
     write_rows,
 )
-from tests.sampling.scripted import END, Scripted
+from tests.sampling.scripted import END, FAIL, Scripted
 
 CLIPS = {
     "question": "Jane sold 48 clips in April, and half as many in May. How many in all?",
@@ -49,11 +49,12 @@ def confirmed(question: str, row: dict) -> str:
 
 def twins_of(rows: list[dict], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **others):
     samplers = others.pop("samplers", {})
+    keys = others.pop("keys", {})
     models = {role: server(role) for role in samplers}
     fields = others.pop("fields", {})
     path = write_rows(tmp_path / "tasks.jsonl", rows)
     make = {"kind": "twin", "sources": [{"name": "t", "path": str(path), **fields}], **others}
-    _, manifest = made(recipe_of(tmp_path / "out", make, models), samplers, monkeypatch)
+    _, manifest = made(recipe_of(tmp_path / "out", make, models, **keys), samplers, monkeypatch)
     return read_rows(tmp_path / "out/tasks.jsonl"), manifest
 
 
@@ -262,3 +263,14 @@ def test_difficulty_stays_within_the_band(
         return
     with pytest.raises(DataError, match=reason):
         twins_of([CLIPS], tmp_path, monkeypatch, samplers=samplers)
+
+
+def test_a_failed_request_of_the_reference_says_nothing_of_difficulty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def reference(request: Request, rng: random.Random) -> str:
+        return FAIL if "48" in request.messages[0].content else f"It is nine.{END}"
+
+    samplers = {"reference": Scripted(reference)}
+    with pytest.raises(DataError, match="request_failed"):
+        twins_of([CLIPS], tmp_path, monkeypatch, samplers=samplers, keys={"max_failure_rate": 0.5})
