@@ -7,6 +7,7 @@ bytes that are alive at its worst moment. It takes seconds, also at 30 B paramet
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from dataclasses import dataclass
 from types import MethodType
@@ -246,8 +247,12 @@ def measure_step(
         autocast = torch.autocast("cpu", dtype=shape.autocast, enabled=shape.autocast is not None)
         with step, autocast:
             ids = torch.zeros(shape.rows, shape.columns, dtype=torch.long)
-            mask = _make_mask(model, shape)
-            hidden = base_model.base_model(input_ids=ids, attention_mask=mask, use_cache=False)[0]
+            inputs: dict[str, Any] = {"input_ids": ids}
+            if "position_ids" in inspect.signature(base_model.base_model.forward).parameters:
+                # OPT would count them from a mask of padding
+                inputs["position_ids"] = torch.arange(shape.columns)[None]
+            mask = _make_mask(model, shape, by_positions="position_ids" in inputs)
+            hidden = base_model.base_model(**inputs, attention_mask=mask, use_cache=False)[0]
             head = base_model.get_output_embeddings()
             _score(hidden, head, shape, fused=launched.device != "cpu").sum().backward()
             del hidden
@@ -286,8 +291,10 @@ def _move_to_cpu(model: torch.nn.Module) -> None:
                 tensors[name] = copies[id(tensor)]  # pyright: ignore[reportArgumentType]  # same kind
 
 
-def _make_mask(model: torch.nn.Module, shape: StepShape) -> Any:
+def _make_mask(model: torch.nn.Module, shape: StepShape, *, by_positions: bool) -> Any:
     """Make the attention mask in its final form.
+
+    A model that reads no positions (BLOOM) takes distances from a plain mask, and gets that.
 
     From a plain mask without data transformers would make a square one in any case, also for
     attention that needs none.
@@ -296,7 +303,7 @@ def _make_mask(model: torch.nn.Module, shape: StepShape) -> Any:
     columns = shape.columns if shape.masked else 1
     square = torch.ones(rows, 1, columns, columns, dtype=torch.bool)
     if not recurrent_layers(model):
-        return square
+        return square if by_positions else torch.ones(shape.rows, shape.columns)
     padding = torch.ones(rows, columns) if shape.masked else None
     config: Any = model.config
     layer_types = set(getattr(config.get_text_config(), "layer_types", None) or ())

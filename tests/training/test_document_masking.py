@@ -164,9 +164,25 @@ def test_a_layer_with_several_convolutions_is_one_layer():
         choose_document_masking("block_diagonal", model)
 
 
-@pytest.mark.parametrize("model_type", ["lfm2", "mamba"])
-def test_the_plan_measures_the_memory_of_a_family_with_a_state(model_type: str):
-    model = build_model({"model_type": model_type, **FAMILIES[model_type][0]})
+# positions of OPT and distances of BLOOM follow from a mask of padding
+OPT = {
+    "vocab_size": 64, "hidden_size": 32, "ffn_dim": 32, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "word_embed_proj_dim": 32, "pad_token_id": 0,
+}  # fmt: skip
+BLOOM = {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 2}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    [
+        ("lfm2", FAMILIES["lfm2"][0]),
+        ("mamba", FAMILIES["mamba"][0]),
+        ("opt", OPT),
+        ("bloom", BLOOM),
+    ],
+)
+def test_the_plan_measures_the_memory_of_a_family(model_type: str, fields: dict):
+    model = build_model({"model_type": model_type, **fields})
     alone = Launched(1, "none", "cpu", "fp32")
     for masked in (False, True):
         shape = StepShape(rows=2, columns=16, labels=8, masked=masked)
