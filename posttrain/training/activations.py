@@ -251,7 +251,9 @@ def measure_step(
             if "position_ids" in inspect.signature(base_model.base_model.forward).parameters:
                 # OPT would count them from a mask of padding
                 inputs["position_ids"] = torch.arange(shape.columns)[None]
-            mask = _make_mask(model, shape, by_positions="position_ids" in inputs)
+            has_alibi = getattr(config.get_text_config(), "alibi", False)  # Falcon's
+            by_positions = "position_ids" in inputs and not has_alibi
+            mask = _make_mask(model, shape, by_positions=by_positions)
             hidden = base_model.base_model(**inputs, attention_mask=mask, use_cache=False)[0]
             head = base_model.get_output_embeddings()
             _score(hidden, head, shape, fused=launched.device != "cpu").sum().backward()

@@ -164,12 +164,16 @@ def test_a_layer_with_several_convolutions_is_one_layer():
         choose_document_masking("block_diagonal", model)
 
 
-# positions of OPT and distances of BLOOM follow from a mask of padding
+# positions of OPT, distances of BLOOM and of Falcon with alibi follow from a mask of padding
 OPT = {
     "vocab_size": 64, "hidden_size": 32, "ffn_dim": 32, "num_hidden_layers": 2,
     "num_attention_heads": 2, "word_embed_proj_dim": 32, "pad_token_id": 0,
 }  # fmt: skip
 BLOOM = {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 2}
+FALCON = {
+    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "alibi": True,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -179,6 +183,7 @@ BLOOM = {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 2}
         ("mamba", FAMILIES["mamba"][0]),
         ("opt", OPT),
         ("bloom", BLOOM),
+        ("falcon", FALCON),
     ],
 )
 def test_the_plan_measures_the_memory_of_a_family(model_type: str, fields: dict):

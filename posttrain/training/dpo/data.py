@@ -264,6 +264,8 @@ def _sharing_problem(model: PreTrainedModel) -> str | None:
         return "recurrent layers would carry state from one completion to the other"
     if model.config._attn_implementation != "sdpa":
         return f"a mask of one's own needs sdpa, not {model.config._attn_implementation}"
+    if getattr(config, "alibi", False):
+        return "attention by distance (alibi) takes distances from a mask of padding"
     layer_types = set(getattr(config, "layer_types", None) or ())
     # a model that lists its layers may name a window that none of them uses
     window = getattr(config, "sliding_window", None) if not layer_types else None

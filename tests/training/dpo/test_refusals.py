@@ -205,6 +205,9 @@ def test_layouts_that_a_model_would_not_honour():
     windowed = attention_model()
     windowed.config.sliding_window = 64
     assert choose_layout("auto", windowed, longest=10) == "unpacked"
+    by_distance = attention_model()
+    by_distance.config.alibi = True
+    assert choose_layout("auto", by_distance, longest=10) == "unpacked"
 
 
 def test_a_layout_that_scores_otherwise_than_alone_is_refused(recipe, tmp_path):
