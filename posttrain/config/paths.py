@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+import sys
 from pathlib import Path
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
@@ -67,11 +68,15 @@ def refuse_out_of_reach(
 ) -> None:
     """Raise ConfigError for a hub id that is not in the cache while the hub cannot be reached.
 
-    The libraries would try for minutes, or name none of the ways out.
+    The libraries would try for minutes, or name none of the ways out; of an id in the cache they
+    try each file, so that a line says how to do without.
     """
-    if path is None or Path(path).is_dir() or not is_hub_id(path) or _is_cached(path, kind):
+    if path is None or Path(path).is_dir() or not is_hub_id(path):
         return
+    is_cached = _is_cached(path, kind)
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
+        if is_cached:
+            return
         raise ConfigError(
             f"{key}: there is no directory {path!r}, the hub's cache does not hold it, and "
             "HF_HUB_OFFLINE is set: unset it to fetch it, or name a local path"
@@ -85,6 +90,13 @@ def refuse_out_of_reach(
     except TimeoutError:
         return  # the network may only be slow
     except OSError as error:
+        if is_cached:
+            print(
+                f"{key}: the hub ({hub.hostname}) cannot be reached, which every file of {path} is "
+                "tried for; HF_HUB_OFFLINE=1 takes them from the cache at once",
+                file=sys.stderr,
+            )
+            return
         raise ConfigError(
             f"{key}: there is no directory {path!r}, and the hub ({hub.hostname}) cannot be "
             f"reached: {error.strerror or error}. Name a local path; with HF_HUB_OFFLINE=1 only "

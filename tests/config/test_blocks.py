@@ -79,7 +79,7 @@ def test_a_checkpoint_is_a_directory_or_may_be_a_hub_id(tmp_path: Path, monkeypa
             refuse_missing_checkpoint(path, key="checkpoints.sft.path")
 
 
-def test_a_hub_id_that_cannot_be_fetched_is_refused_at_once(tmp_path: Path, monkeypatch):
+def test_a_hub_id_that_cannot_be_fetched_is_refused_at_once(tmp_path: Path, monkeypatch, capsys):
     def no_network(*_: Any, **__: Any) -> None:
         raise OSError(-3, "Temporary failure in name resolution")
 
@@ -102,6 +102,11 @@ def test_a_hub_id_that_cannot_be_fetched_is_refused_at_once(tmp_path: Path, monk
         refuse_missing_checkpoint("Qwen/Qwen3-0.6B", key="checkpoint")
     (tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots").mkdir(parents=True)
     refuse_missing_checkpoint("Qwen/Qwen3-0.6B", key="checkpoint")
+    # each of its files would be tried for half a minute
+    assert "HF_HUB_OFFLINE=1 takes them from the cache at once" in capsys.readouterr().err
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    refuse_missing_checkpoint("Qwen/Qwen3-0.6B", key="checkpoint")
+    assert not capsys.readouterr().err
 
 
 def test_a_base_model_without_a_template_is_told_the_key(tmp_path: Path):
