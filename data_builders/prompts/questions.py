@@ -74,17 +74,28 @@ class RowQuestion:
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
-def field_of(row: Row, path: str) -> Any:
-    """Look up the value of a field. Raises RowProblem `missing_field`."""
+def field_of(row: Row, path: str, *, key: str = "") -> Any:
+    """Look up the value of a field. Raises RowProblem `missing_field`.
+
+    Args:
+        key: key of the source that names the field, for the message.
+    """
     try:
         return lookup(row, path)
     except KeyError:
-        raise RowProblem("missing_field", path, "the row has no such field") from None
+        detail = f"the row has no such field, but {', '.join(row)}"
+        if key:
+            detail += f"; name it by {key}: of the source"
+        raise RowProblem("missing_field", path, detail) from None
 
 
-def text_of(row: Row, path: str) -> str:
-    """Read the text of a field that holds text or a number. Raises RowProblem if it is empty."""
-    value = field_of(row, path)
+def text_of(row: Row, path: str, *, key: str = "") -> str:
+    """Read the text of a field that holds text or a number. Raises RowProblem if it is empty.
+
+    Args:
+        key: as for `field_of`.
+    """
+    value = field_of(row, path, key=key)
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise RowProblem("malformed_field", path, f"text is needed, found {value!r:.80}")
     text = str(value).strip()
@@ -135,7 +146,7 @@ def read_chat(row: Row, source: ChatPrompts) -> RowQuestion:
     return RowQuestion(
         messages=messages,
         tools=conversation.tools,
-        gold=None if source.gold is None else text_of(row, source.gold),
+        gold=None if source.gold is None else text_of(row, source.gold, key="gold"),
         metadata=metadata_text(row, source.metadata),
         row=row,
     )
@@ -147,7 +158,7 @@ def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
     Raises:
         RowProblem: a field is missing or empty, or its gold cannot be read.
     """
-    question = text_of(row, source.question)
+    question = text_of(row, source.question, key="question")
     options = _shown_options(row, source, question)
     gold = None
     if source.gold is not None:
@@ -166,7 +177,7 @@ def read_question(row: Row, source: QuestionPrompts) -> RowQuestion:
 
 def _gold_text(row: Row, source: QuestionPrompts) -> str:
     """Read the gold of a row: the whole field, or the last match of the source's pattern in it."""
-    text = text_of(row, str(source.gold))
+    text = text_of(row, str(source.gold), key="gold")
     if source.gold_pattern is None:
         return text
     matches = list(re.finditer(source.gold_pattern, text))

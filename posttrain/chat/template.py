@@ -227,8 +227,8 @@ def packaged_template_source(choice: str) -> str | None:
     family = choice.removeprefix(TRL_PREFIX)
     families = trl_templates()
     if family not in families:
-        offered = [name.removeprefix(TRL_PREFIX) for name in trl_families()]
-        similar = difflib.get_close_matches(family, offered, n=3)
+        offered = trl_families()
+        similar = difflib.get_close_matches(choice, offered, n=3)
         hint = f": {', '.join(offered)}"
         if similar:
             hint = f"; did you mean {' or '.join(similar)}?"

@@ -24,7 +24,7 @@ from posttrain.config.backend import (
 from posttrain.config.build_sft import SftTokenizer, TokenizerConfig
 from posttrain.config.load import nearest
 from posttrain.config.paths import missing_template
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, RenderError
 from posttrain.records import json_text
 from posttrain.revisions import loaded_commit
 from posttrain.rollouts import Prompt, prompt_to_row
@@ -74,7 +74,10 @@ def chat_template_of(
         if not isinstance(source, str):
             raise missing_template(tokenizer.name_or_path, key=key)
         return ChatTemplate(source, name="own", variables=shared, special_tokens=split_tokens)
-    packaged = packaged_template_source(choice)
+    try:
+        packaged = packaged_template_source(choice)
+    except RenderError as error:  # no such family
+        raise RenderError(f"{key} {choice!r}: {error}") from error
     if packaged is not None:
         return ChatTemplate(packaged, name=choice, variables=shared, special_tokens=split_tokens)
     path = Path(choice)

@@ -148,7 +148,7 @@ def test_whether_a_template_knows_reasoning(name: str, reasons: bool):
 def test_families_of_the_installed_trl_by_name(monkeypatch: pytest.MonkeyPatch):
     assert packaged_template_source("trl:qwen3") == trl_templates()["qwen3"]
     assert packaged_template_source("own") is None
-    with pytest.raises(RenderError, match=r"no chat template 'qwen33'; did you mean qwen3"):
+    with pytest.raises(RenderError, match=r"no chat template 'qwen33'; did you mean trl:qwen3"):
         packaged_template_source("trl:qwen33")
     monkeypatch.setattr("posttrain.chat.template.importlib.util.find_spec", lambda name: None)
     with pytest.raises(RenderError, match=r"pip install 'posttrain\[train\]'"):

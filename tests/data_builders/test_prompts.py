@@ -59,6 +59,8 @@ def test_the_last_match_counts_and_none_is_a_reason(tmp_path: Path):
     assert made.row_counts["s"].dropped == {
         "gold_unreadable": 1, "missing_field": 1, "empty_field": 1, "malformed_field": 1
     }  # fmt: skip
+    shown = made.row_counts["s"].examples["missing_field"]
+    assert shown.endswith("no such field, but question; name it by gold: of the source")
 
 
 def test_a_template_fills_its_placeholders_once(tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, RenderError
 from posttrain.models.room import check_room
 from posttrain.records import Message
 from posttrain.rollouts import Prompt
@@ -24,10 +24,17 @@ def test_templates_by_name(choice: str):
 
 @pytest.mark.parametrize(
     ("choice", "meant"),
-    [("herms", "'hermes'"), ("qwen3", "'trl:qwen3'"), ("jamba", "valid: chatml, hermes")],
+    [
+        ("herms", "'hermes'"),
+        ("qwen3", "'trl:qwen3'"),
+        ("jamba", "valid: chatml, hermes"),
+        ("trl:quen3", "did you mean trl:qwen3"),
+    ],
 )
 def test_a_misspelt_name_names_the_nearest_and_the_key(choice: str, meant: str):
-    with pytest.raises(ConfigError, match=rf"tokenizer\.chat_template '{choice}' .*{meant}"):
+    with pytest.raises(
+        (ConfigError, RenderError), match=rf"tokenizer\.chat_template '{choice}'.*{meant}"
+    ):
         chat_template_of(byte_tokenizer(), choice=choice, key="tokenizer.chat_template")
 
 
