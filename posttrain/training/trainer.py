@@ -343,6 +343,8 @@ def train_to_the_end(
         checkpoint, progress = latest
         trainer.restore_progress(progress)
         trainer.restore_parts(checkpoint, step=progress.step)
+        # the log of the checkpoint has the evaluation at the start, which a start would do again
+        trainer.args.eval_on_start = False
         trainer.train(resume_from_checkpoint=str(checkpoint))
     # the count is global and restored from the checkpoint, so all processes stop here, or none
     if not trainer.trained_seen:

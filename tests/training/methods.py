@@ -77,8 +77,10 @@ def write_methods(root: Path, data: Path, attention: Path) -> dict[str, Method]:
     shutil.copytree(attention, dropping)
     config = json.loads((dropping / "config.json").read_text())
     (dropping / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1}))
-    # 10 steps in 2 epochs, resumable every 4 steps, epoch 1 kept, logged every 3 steps, dropout
-    trainer = {"num_train_epochs": 2, "logging_steps": 3, "eval_strategy": "epoch"}
+    # 10 steps in 2 epochs, resumable every 4 steps, epoch 1 kept, logged every 3 steps, evaluated at
+    # the start too, dropout
+    trainer = {"num_train_epochs": 2, "logging_steps": 3}
+    trainer |= {"eval_strategy": "epoch", "eval_on_start": True}
     sft: dict[str, Any] = {
         "data": str(data),
         "out": "unset",

@@ -90,10 +90,13 @@ class SftStage(DataStage[SftConfig, PackedSFTTrainer]):
         held_out = load_split(artifact, "eval", pad_id=special.pad_id)
         if train is None:
             raise DataError(f"{artifact} has no packed training rows")
-        if args.eval_strategy != "no" and held_out is None:
+        if held_out is None and (args.eval_strategy != "no" or args.eval_on_start):
+            off = 'trainer.eval_strategy="no"'
+            if args.eval_on_start:
+                off += " and trainer.eval_on_start=false"
             raise ConfigError(
-                f"trainer.eval_strategy is set, but {artifact} has no held-out packs: set "
-                'held_out.rate in build_sft, or trainer.eval_strategy="no"'
+                f"the held-out loss is asked for, but {artifact} has no held-out packs: set "
+                f"held_out.rate in build_sft, or {off}"
             )
         return train, held_out
 

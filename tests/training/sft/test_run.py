@@ -179,10 +179,16 @@ def test_lora_reaches_the_experts_and_merges_into_plain_weights(recipe: MakeReci
     assert json.loads((out / "generation_config.json").read_text())["eos_token_id"] == END
 
 
-def test_evaluation_without_held_out_packs_is_refused(recipe: MakeRecipe, make_data):
+@pytest.mark.parametrize(
+    ("trainer", "off"),
+    [({"eval_strategy": "epoch"}, 'eval_strategy="no"'), ({"eval_on_start": True}, "start=false")],
+)
+def test_evaluation_without_held_out_packs_is_refused(
+    recipe: MakeRecipe, make_data, trainer: dict[str, Any], off: str
+):
     bare = make_data(packs=4, held_out=0)
-    with pytest.raises(ConfigError, match="no held-out packs"):
-        SftStage(recipe(data=str(bare), trainer={"eval_strategy": "epoch"})).prepare()
+    with pytest.raises(ConfigError, match=f"no held-out packs: .*{off}$"):
+        SftStage(recipe(data=str(bare), trainer=trainer)).prepare()
 
 
 def test_a_run_that_trained_no_token_fails(recipe: MakeRecipe):
