@@ -109,7 +109,7 @@ class OneLine:
         splits = read_artifact(data, verify=False).stats["splits"]
         trainer: dict[str, Any] = {}
         if "eval" not in splits:  # too few rows
-            trainer["eval_strategy"] = "no"
+            trainer |= {"eval_strategy": "no", "eval_on_start": False}
         if self._folder == "cpu":
             usual = self._base("sft")["trainer"]
             batch = usual["per_device_train_batch_size"] * usual["gradient_accumulation_steps"]
