@@ -69,30 +69,32 @@ def figures(metrics: ui.Row, main_figure: str = "accuracy") -> Iterator[ui.Secti
         yield recovery(recovery_rows)
 
 
-@ui.section("Recovery of the teachers' lead")
+@ui.section("Recovery")
 def recovery(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     """Accuracy of a distilled student before and after, of its teachers, and what is recovered.
 
     A quantised checkpoint has no student before it; its teacher is its source.
     """
     has_before = rows[0]["before"] is not None  # one recipe: all rows or none
-    accuracies = {"after": "after", "teacher_mean": "of the teacher"}
+    teacher = "teacher" if has_before else "source"
+    accuracies = {"after": "after", "teacher_mean": f"of the {teacher}"}
     if has_before:
         accuracies = {"before": "before", **accuracies}
-    head = ["task", "setting", "reasoning", "teacher", "questions"]
+    head = ["task", "setting", "reasoning", teacher, "questions"]
     head += [*accuracies.values(), "recovered"]
     table: list[list[object]] = []
     for row in rows:
         names = [row["task"], row["setting"], row["thinking"], row["teacher"], row["questions"]]
         shares = [ui.percent(row[name]) for name in accuracies]
         result = row["recovery"]
-        recovered = "the teacher's lead is not resolved"
+        lead = "the teacher's lead" if has_before else "the source's accuracy"
+        recovered = f"{lead} is not resolved"
         if result is not None:
             low, high = ui.percent(result["low"]), ui.percent(result["high"])
             recovered = f"{ui.percent(result['value'])} [{low}, {high}]"
         table.append([*names, *shares, recovered])
     yield ui.Table(head, table)
-    ratio = "(after − before) / (teacher − before)" if has_before else "after / teacher"
+    ratio = "(after − before) / (teacher − before)" if has_before else "after / source"
     yield f"{ratio} over the same questions, with Fieller's 95 % interval."
 
 
