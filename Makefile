@@ -18,7 +18,7 @@ export OMP_NUM_THREADS := 1
 OPTIONS = --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
 # a part of the chain of recipes/tiny, by the stages that it ends in
 TINY = $(BIN)/posttrain stages --config tiny logs=runs/tiny/logs $(if $(SEED),seed=$(SEED))
-.PHONY: quickstart tiny tiny-rlvr tiny-mopd tiny-nemotron-3 tiny-eval tiny-augment smoke real test test-ray test-quantize test-real lint format docs gpu-check clean
+.PHONY: quickstart tiny tiny-rlvr tiny-mopd tiny-nemotron-3 tiny-eval tiny-augment smoke real test test-matrix test-ray test-quantize test-real lint format docs gpu-check clean
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; try make PYTHON=python3.11")'
@@ -87,6 +87,10 @@ real: $(BIN)/.installed-dev
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(BIN)/.installed-dev
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --max-worker-restart 0
+
+# the cells of sharding × model × method that `make test` leaves out, for it has each value of each once
+test-matrix: $(BIN)/.installed-dev
+	$(BIN)/python -m pytest -m matrix
 
 # Ray is no small thing to install, so the test of its builds skips without it
 test-ray: $(BIN)/.installed-dev

@@ -24,21 +24,24 @@ from tests.training.matrix import Cells
 from tests.training.tiny import attention_model, hybrid_model
 
 pytest.importorskip("deepspeed")
-# pairs of everything that a run may have; rl/test_engines.py has GRPO, test_resume.py DDP, and
-# `python -m benchmarks sharding` runs all combinations
+# Every sharding, model, method and kind of training once; the rest of the pairs is `make test-matrix`.
+# rl/test_engines.py has GRPO, test_resume.py DDP, and `python -m benchmarks sharding` runs all
+# combinations
 CELLS = [
-    ("zero2", "attention", False, "dpo", False),
     ("zero2", "hybrid", True, "sft", False),
-    ("zero3", "hybrid", False, "sft", False),
     ("zero3", "attention", True, "dpo", False),
-    ("fsdp2", "attention", True, "dpo", False),
-    ("fsdp2", "hybrid", False, "sft", True),
-    ("fsdp2", "attention", False, "distill", True),
     # one process scores a single batch for a teacher, the other several
     ("zero3", "attention", False, "distill", False),
-    ("fsdp2", "hybrid", False, "full", False),
+    ("fsdp2", "hybrid", False, "sft", True),
     # an adapter's student has its head in a group of its own
     ("fsdp2", "attention", True, "full", False),
+]
+OTHER_CELLS = [
+    ("zero2", "attention", False, "dpo", False),
+    ("zero3", "hybrid", False, "sft", False),
+    ("fsdp2", "attention", True, "dpo", False),
+    ("fsdp2", "attention", False, "distill", True),
+    ("fsdp2", "hybrid", False, "full", False),
 ]
 
 
@@ -47,7 +50,10 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Cells:
     return Cells(tmp_path_factory.mktemp("cells"))
 
 
-@pytest.mark.parametrize(("sharding", "model", "lora", "method", "kill"), CELLS)
+@pytest.mark.parametrize(
+    ("sharding", "model", "lora", "method", "kill"),
+    [*CELLS, *(pytest.param(*cell, marks=pytest.mark.matrix) for cell in OTHER_CELLS)],
+)
 def test_sharded_runs_follow_one_process_and_resume(
     cells: Cells, sharding: str, model: str, lora: bool, method: str, kill: bool
 ):

@@ -107,7 +107,12 @@ def check(out: Path, alone: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharding", "model"), [("zero3", "hybrid"), ("fsdp2", "hybrid"), ("fsdp2", "adapter")]
+    ("sharding", "model"),
+    [
+        ("zero3", "hybrid"),
+        ("fsdp2", "adapter"),
+        pytest.param("fsdp2", "hybrid", marks=pytest.mark.matrix),
+    ],
 )
 def test_sharded_weights_roll_out_as_whole_ones_do(
     policy: Path, hybrid: Path, alone: Alone, tmp_path: Path, sharding: str, model: str
@@ -221,7 +226,13 @@ def by_server(server: VllmServer) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("sharding", "keys"), [(None, {}), ("fsdp2", {}), ("fsdp2", ADAPTER), ("zero3", {})]
+    ("sharding", "keys"),
+    [
+        (None, {}),
+        ("fsdp2", ADAPTER),
+        ("zero3", {}),
+        pytest.param("fsdp2", {}, marks=pytest.mark.matrix),
+    ],
 )
 def test_a_server_is_sent_the_weights_of_every_step(
     policy: Path, alone: Alone, tmp_path: Path, sharding: str | None, keys: dict[str, Any]
