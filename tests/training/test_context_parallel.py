@@ -80,7 +80,7 @@ def ring_on_cpu() -> None:
 
 def recipe(data: Path, model: Path, out: Path, *, split: bool, **keys: Any) -> SftConfig:
     trainer: dict[str, Any] = {
-        "learning_rate": 1e-3, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_steps": 4,
+        "learning_rate": 1e-3, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_steps": 2,
         "num_train_epochs": None, "per_device_train_batch_size": 4,
         "gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 2,
     }  # fmt: skip
