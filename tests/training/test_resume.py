@@ -169,14 +169,14 @@ def test_two_processes_that_train_no_token_both_fail(
     assert not (out / "manifest.json").exists()
 
 
-# ---- the layouts of SFT; 20 steps of 8 packs in 4 epochs ----
+# ---- the layouts of SFT; 10 steps of 8 packs in 2 epochs ----
 
 ONE_BY_EIGHT = {"per_device_train_batch_size": 8}
 TWO_BY_TWO = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
 
 
 def sft(data: Path, model: Path, out: Path, trainer: dict[str, Any], **keys: Any) -> SftStage:
-    return SftStage(sft_recipe(data, model, out, {"num_train_epochs": 4, **trainer}, **keys))
+    return SftStage(sft_recipe(data, model, out, {"num_train_epochs": 2, **trainer}, **keys))
 
 
 @pytest.fixture(scope="module")
@@ -221,24 +221,24 @@ def launch_forks(arguments: list[str]) -> None:
 def test_the_documented_command_starts_two_processes(
     one_process: Path, data: Path, policy: Path, tmp_path: Path
 ):
-    """Killed in epoch 3 and taken up in its middle, by one process each of two."""
+    """Killed in epoch 2 and taken up in its middle, by one process each of two."""
     out = tmp_path / "out"
-    keys = {"save_strategy": "steps", "save_steps": 12}
+    keys = {"save_strategy": "steps", "save_steps": 7}
     stage = sft(data, policy, out, TWO_BY_TWO | keys, launch={"world_size": 2})
 
-    def die_in_epoch_3() -> None:
+    def die_in_epoch_2() -> None:
         from tests.training.methods import Mortal, arm
 
-        arm("sft", "step:13", Mortal())
+        arm("sft", "step:8", Mortal())
         stage.run(dry_run=False)
 
-    assert any(forked(die_in_epoch_3, processes=2, check=False).codes)
-    assert (out / "resume" / "checkpoint-12" / "complete.json").is_file()
+    assert any(forked(die_in_epoch_2, processes=2, check=False).codes)
+    assert (out / "resume" / "checkpoint-7" / "complete.json").is_file()
     recipe = tmp_path / "sft.yaml"
     recipe.write_text(json.dumps(stage.recipe.model_dump(mode="json")))
     options = ["--config_file", "accelerate/cpu-2"]
     forked(lambda: launch_forks([*options, "sft", "--config", str(recipe)]))
-    assert len(losses(out)) == 20
+    assert len(losses(out)) == 10
     assert losses(out) == pytest.approx(losses(one_process), abs=1e-5)
 
 
