@@ -296,7 +296,7 @@ def test_a_run_that_was_interrupted_while_it_sampled_ahead_ends_with_the_same_by
 
         def run(name: str, *, interrupted: bool) -> list[int]:
             served = {"engine": "lora_server", "url": server.url, "retries": 0, "lag": 1}
-            trainer = {"max_steps": 5, "save_steps": 1, "per_device_train_batch_size": 4}
+            trainer = {"max_steps": 4, "save_steps": 1, "per_device_train_batch_size": 4}
             sizes = {"prompts_per_step": 4, "num_generations": 3}
             recipe = make_recipe(
                 policy, tmp_path / name, trainer, **sizes, **ADAPTER, rollouts=served
