@@ -25,6 +25,8 @@ from reward.judge.judge import JudgeSampler
 from tests.evaluation.scripted import ScriptedSampler, turn
 from tests.evaluation.small_eval import answer, evaluate, records, run_script, write_recipe
 
+# test_stage.py draws the page of an evaluation
+pytestmark = pytest.mark.usefixtures("charts_not_drawn")
 TASKS = '''
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample

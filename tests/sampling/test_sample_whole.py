@@ -20,6 +20,9 @@ from tests.sampling.small_stage import Adding, write_recipe
 from tests.sampling.stub_server import Stub, Trouble, no_trouble
 from tests.sampling.test_open import write_checkpoint
 
+# test_sample_stage.py draws the page of samples
+pytestmark = pytest.mark.usefixtures("charts_not_drawn")
+
 
 def run(recipe: Path, *overrides: str) -> None:
     """`posttrain sample --config recipe …` in this process; errors are raised."""
