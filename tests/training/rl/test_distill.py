@@ -159,8 +159,8 @@ class Unigram(Fixed):
 
 
 def test_a_student_comes_nearer_to_its_teacher(policy: Path, tmp_path: Path):
-    trainer = {"max_steps": 24, "per_device_train_batch_size": 24}
-    recipe = make_recipe(policy, tmp_path / "out", trainer, prompts_per_step=24, max_epochs=18)
+    trainer = {"max_steps": 14, "learning_rate": 1e-2, "per_device_train_batch_size": 24}
+    recipe = make_recipe(policy, tmp_path / "out", trainer, prompts_per_step=24, max_epochs=11)
     teacher = Unigram(make_tokenizer().get_vocab()["w5"])
     reward = DistillationReward({"t": teacher}, teacher_of={"a": "t", "b": "t"}, max_failure_rate=0)
     stage = GroupStage(recipe, prompts=prompts_of_two_domains(), reward=reward, method="distill")
