@@ -60,11 +60,11 @@ def test_greedy_equals_plain_generate(model):
 
 
 def test_log_probabilities_equal_a_full_pass_and_a_seed_decides(model):
-    asked = [ask(p, seed=k, logps=True, max_tokens=14) for k, p in enumerate(prompts())]
+    asked = [ask(p, seed=k, logps=True, max_tokens=9) for k, p in enumerate(prompts())]
     found = decode(model, asked, batch_size=5)
     assert decode(model, asked, batch_size=5) == found
     others = decode(
-        model, [ask(r.ids, seed=100 + r.seed, max_tokens=14) for r in asked], batch_size=5
+        model, [ask(r.ids, seed=100 + r.seed, max_tokens=9) for r in asked], batch_size=5
     )
     assert sum(a.ids != b.ids for a, b in zip(found, others, strict=True)) > 7
     for request, one in zip(asked, found, strict=True):
@@ -90,7 +90,7 @@ def test_log_probabilities_are_those_sampled_from(attention):
 def test_a_sample_does_not_depend_on_its_batch(name):
     model = small_model(name, spread=0.05)
     kinds = [{"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.3}, {"temperature": 1.5}, {}]
-    asked = [ask(p, seed=k, max_tokens=14, **kinds[k % 5]) for k, p in enumerate(prompts())]
+    asked = [ask(p, seed=k, max_tokens=9, **kinds[k % 5]) for k, p in enumerate(prompts())]
     alone = [decode(model, [request], batch_size=1)[0].ids for request in asked]
     assert [one.ids for one in decode(model, asked, batch_size=11)] == alone
     backwards = decode(model, asked[::-1], batch_size=4)
@@ -146,7 +146,7 @@ def test_a_budget_is_cut_at_exactly_n_tokens(attention, budget):
 
     limit = Budget(budget, CLOSE, closing)
     asked = [
-        ask(p, seed=k, temperature=0.0, budget=limit, logps=True) for k, p in enumerate(prompts(6))
+        ask(p, seed=k, temperature=0.0, budget=limit, logps=True) for k, p in enumerate(prompts(5))
     ]
     found = decode(attention, asked, batch_size=4)
     assert any(one.forced for one in found)
