@@ -276,7 +276,8 @@ READ = {
     "brief": [{"role": "system", "content": "Be brief."}, ASK, SAY],
     "masked": [ASK, SAY | {"trained": False}, ASK, SAY],
 }
-CASES = yaml.safe_load((Path(__file__).parent / "variants.yaml").read_text("utf-8"))["cases"]
+VARIANTS = (Path(__file__).parent / "variants.yaml").read_text("utf-8")
+CASES = yaml.load(VARIANTS, Loader=yaml.CSafeLoader)["cases"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
