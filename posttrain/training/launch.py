@@ -20,6 +20,7 @@ from accelerate.utils import DistributedType
 
 from posttrain.config.sft import AdapterConfig, LaunchConfig, ModelConfig
 from posttrain.errors import ConfigError
+from posttrain.models.inference import emulates_bfloat16
 
 # kinds of sharding in which no process holds all weights
 SPLITS_WEIGHTS = ("zero3", "fsdp2")
@@ -248,20 +249,17 @@ def check_precision(
 def precision_advice(args: Any) -> str | None:
     """Advice where the other precision would be much faster on this CPU; None elsewhere.
 
-    A product of 512 × 576 by 576 × 1,536 took 65 times as long in bfloat16 as in float32 on a CPU
-    with AVX2 alone; with AMX, training took about half as long.
+    With AMX, training in bfloat16 took about half as long as in float32.
     """
     # older versions of torch cannot tell the capabilities of the CPU
     if args.device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
         return None
-    capabilities = torch.cpu.get_capabilities()
-    native = capabilities.get("amx_bf16") or capabilities.get("avx512_bf16")
-    if args.bf16 and not native:
+    if args.bf16 and emulates_bfloat16(args.device):
         return (
             "this CPU has no instructions for bfloat16: it trains many times more slowly than in "
             "float32; set trainer.bf16=false"
         )
-    if capabilities.get("amx_bf16") and not args.bf16 and not args.fp16:
+    if torch.cpu.get_capabilities().get("amx_bf16") and not args.bf16 and not args.fp16:
         return "this CPU has AMX: trainer.bf16=true trains about twice as fast, less exactly"
     return None
 

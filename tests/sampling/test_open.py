@@ -240,3 +240,24 @@ def test_the_extra_vllm_has_the_bounds_of_the_installed_trl():
     trls, bounds = Requirement(wanted).specifier, Requirement(ours).specifier
     versions = [f"0.{minor}.{patch}" for minor in range(10, 60) for patch in (0, 1)]
     assert [v for v in versions if v in bounds] == [v for v in versions if v in trls]
+
+
+@pytest.mark.parametrize(
+    ("instructions", "dtype", "named"),
+    [
+        ("", "bfloat16", True),
+        ("", "auto", False),
+        ("amx_bf16", "bfloat16", False),
+        ("avx512_bf16", "bfloat16", False),
+    ],
+)
+def test_a_cpu_that_emulates_bfloat16_is_named(
+    instructions: str, dtype: Any, named: bool, checkpoint: Path, monkeypatch, capsys
+):
+    capabilities = {"amx_bf16": False, "avx512_bf16": False, instructions: True}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    open_sampler(
+        TransformersBackend(kind="transformers", dtype=dtype, device="cpu"),
+        checkpoint=str(checkpoint),
+    )
+    assert ("set dtype: float32" in capsys.readouterr().err) is named
