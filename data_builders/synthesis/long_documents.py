@@ -256,8 +256,9 @@ class LongDocumentQuestions(SynthesisKind):
         scores = yield from grade(
             *(Attempt(answered.ask.prompt, answered.completions[0]) for answered in answers)
         )
-        if any(score.value is None for score in scores):
-            raise Discarded("unscored", scores[0].explanation)
+        for score in scores:
+            if score.value is None:
+                raise Discarded("unscored", score.explanation)
         solved = [_ENVIRONMENT.passes(score) for score in scores]
         if not solved[0]:
             raise Discarded("not_answerable", f"{question} {gold}: {scores[0].explanation}")

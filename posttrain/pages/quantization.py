@@ -91,7 +91,7 @@ def sensitivity(stats: ui.Row) -> Iterator[ui.Block]:
 
 
 def nano_agreement(sensitivity: Iterable[ui.Row]) -> str | None:
-    """Whether what NVIDIA keeps is what measures as the most sensitive here; None without both.
+    """Say if what NVIDIA keeps measures as the most sensitive here; None without both.
 
     Of components with weights, each alone: the keys and values have none to keep.
     """

@@ -10,6 +10,9 @@ from posttrain.pages import rl
 from posttrain.report import section as ui
 from posttrain.report.curves import Curve, curves, points
 
+# standard errors of a two-sided 95 % interval; evaluation/intervals.py is too heavy for a page
+_TWO_SIDED = 1.96
+
 
 def sections(node: Node) -> ui.Sections:
     """Sections of a trained checkpoint, its speed last."""
@@ -72,9 +75,6 @@ def tiles(node: Node) -> list[ui.Tile]:
         *_loss_tile(rows, "loss", "training loss"),
         (size, "tokens read", f"{stats['steps']:,} steps, {share} trained"),
     ]
-
-
-_TWO_SIDED = 1.96  # standard errors of a 95 % interval
 
 
 def _loss_tile(rows: Sequence[ui.Row], key: str, name: str) -> Iterator[ui.Tile]:

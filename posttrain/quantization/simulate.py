@@ -228,7 +228,10 @@ def refuse_unknown_layout(model: PreTrainedModel) -> None:
         ConfigError: naming what is in the way.
     """
     name = type(model).__name__
-    lists = [n for n, m in model.named_modules() if isinstance(m, torch.nn.ModuleList)]
+    lists: list[str] = []
+    for path, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList):
+            lists.append(path)
     if not any(path.rpartition(".")[2] == "layers" for path in lists):
         raise ConfigError(
             f"{name} has no list `layers`, by which units are named (it has "
@@ -340,9 +343,8 @@ def unit_of(quantiser: str, model: PreTrainedModel) -> str:
         feeds = number + 1 in attention_layers(model)
         component = "mamba_before_attention" if feeds else "mamba"
     elif any("attn" in part or "attention" in part for part in path):
-        component = (
-            "attention"  # matrices of other names, such as those of multi-head latent attention
-        )
+        # matrices of other names, such as those of multi-head latent attention
+        component = "attention"
     else:
         component = "mlp"
     return f"{component}.{number}"

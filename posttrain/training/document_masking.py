@@ -338,7 +338,7 @@ def probe_document_masking(
 
 
 def describe_leak(probe: MaskingProbe, document_masking: str) -> str | None:
-    """What a layout that leaks was measured to do; None for one that keeps sequences apart."""
+    """Describe the measured leak of a layout; None for one that keeps sequences apart."""
     if probe.dtype == "float32":
         # rounding errors grow with the numbers rounded
         limit = FP32_TOLERANCE * max(1.0, probe.scale)
