@@ -10,6 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from posttrain.config.backend import is_served
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.eval import EvalConfig, GateConfig, with_choices
 from posttrain.config.load import load_recipe
@@ -30,7 +31,11 @@ def main(argv: list[str] | None = None) -> None:
         parser.error("--limit takes a number of prompts, 1 or more")
     recipe = recipe.part(tuple(options.task)) if options.task else recipe
     for name in recipe.checkpoints:
-        refuse_missing_checkpoint(recipe.path_of(name), key=f"checkpoints.{name}")
+        refuse_missing_checkpoint(
+            recipe.path_of(name),
+            key=f"checkpoints.{name}",
+            is_served=is_served(recipe.backend_of(name)),
+        )
     recipe, choices = with_choices(recipe)
     limit = options.limit
     config = recipe.owner_config() | ({"limit": limit} if limit else {})

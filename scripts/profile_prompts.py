@@ -8,6 +8,7 @@ posttrain profile_prompts --config tiny/profile_second
 import asyncio
 from pathlib import Path
 
+from posttrain.config.backend import is_served
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.sample import ProfileConfig
@@ -17,7 +18,8 @@ from posttrain.runs import Run, atomic_write_text, read_artifact
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Profile the pass rates of prompts.")
     recipe, options = parse_recipe(parser, ProfileConfig, argv)
-    refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
+    served = is_served(recipe.backend)
+    refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint", is_served=served)
     recipe, choice = recipe.with_choice()
 
     from data_builders.prompts.build import PromptPlan, refuse_changes

@@ -8,6 +8,7 @@ import asyncio
 import shutil
 from pathlib import Path
 
+from posttrain.config.backend import is_served
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.sample import SampleConfig
@@ -20,7 +21,8 @@ KIND = "samples"
 def main(argv: list[str] | None = None) -> None:
     parser = recipe_parser("Sample completions of prompts.")
     recipe, options = parse_recipe(parser, SampleConfig, argv)
-    refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint")
+    served = is_served(recipe.backend)
+    refuse_missing_checkpoint(recipe.checkpoint, key="checkpoint", is_served=served)
     recipe, choice = recipe.with_choice()
 
     from data_builders.prompts.build import PromptPlan, refuse_changes

@@ -7,6 +7,7 @@ posttrain synthesize --config tiny/synthesize out=runs/x limit=20 --dry-run
 import tempfile
 from pathlib import Path
 
+from posttrain.config.backend import is_served
 from posttrain.config.command import parse_recipe, recipe_parser, run_command
 from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.synthesize import SynthesizeConfig
@@ -20,7 +21,11 @@ def main(argv: list[str] | None = None) -> None:
     for role, models in recipe.models.items():
         for position, model in enumerate(models):
             alias = role if len(models) == 1 else f"{role}.{position}"
-            refuse_missing_checkpoint(model.checkpoint, key=f"models.{alias}.checkpoint")
+            refuse_missing_checkpoint(
+                model.checkpoint,
+                key=f"models.{alias}.checkpoint",
+                is_served=is_served(model.backend),
+            )
     recipe, choices = recipe.with_choices()
 
     from data_builders.prompts.build import refuse_changes

@@ -220,9 +220,14 @@ def refuse_missing_vllm() -> None:
         raise ConfigError("backend.kind vllm needs the extra: pip install 'posttrain[vllm]'")
 
 
+def is_served(backend: BackendConfig) -> bool:
+    """True if a backend loads no weights here: a server has them, or a script answers."""
+    return isinstance(backend, Server | ScriptedBackend)
+
+
 def check_checkpoint(backend: BackendConfig, checkpoint: str | None, key: str) -> None:
     """Raise ValueError if a backend needs a checkpoint and the recipe gives none under `key`."""
-    if checkpoint is None and not isinstance(backend, Server | ScriptedBackend):
+    if checkpoint is None and not is_served(backend):
         raise ValueError(f"{key} is required with backend.kind {backend.kind}")
     if checkpoint is None and backend.kind == "completions" and backend.tokenizer is None:
         raise ValueError(f"name backend.tokenizer, or in {key} what the server serves")

@@ -24,12 +24,15 @@ def is_hub_id(path: str) -> bool:
     return HUB_ID.fullmatch(path) is not None
 
 
-def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
+def refuse_missing_checkpoint(path: str | None, *, key: str, is_served: bool = False) -> None:
     """Refuse a model that cannot be loaded, without loading anything heavy.
+
+    Args:
+        is_served: a server has the weights, so that a directory needs a tokenizer alone.
 
     Raises:
         ConfigError: a path that is no directory and cannot be a hub id, a hub id that cannot be
-            fetched from here, or a directory without a model.
+            fetched from here, or a directory without a model or its weights.
         DataError: the directory of another stage, or of one that has not finished.
     """
     if path is not None and not Path(path).is_dir() and not is_hub_id(path):
@@ -41,7 +44,23 @@ def refuse_missing_checkpoint(path: str | None, *, key: str) -> None:
             except DataError as error:
                 raise DataError(f"{key}: {error}") from error
         raise ConfigError(f"{key}: {path!r} holds no model, for it has no config.json")
+    if path is not None and Path(path).is_dir() and not is_served:
+        _refuse_without_weights(Path(path), key=key)
     refuse_out_of_reach(path, key=key)
+
+
+def _refuse_without_weights(directory: Path, *, key: str) -> None:
+    """Raise ConfigError for a directory that has no weights, or has them as pickle."""
+    # a LoRA checkpoint of ours may be named where its adapter/ is wanted
+    if any(directory.glob("*.safetensors")) or any(directory.glob("adapter/*.safetensors")):
+        return
+    pickles = sorted(file.name for file in directory.glob("pytorch_model*.bin"))
+    if pickles:
+        raise ConfigError(
+            f"{key}: {str(directory)!r} has its weights as pickle ({pickles[0]}), which can run "
+            "code when it is read: save the model again as safetensors"
+        )
+    raise ConfigError(f"{key}: {str(directory)!r} has no weights, for it has no *.safetensors")
 
 
 def refuse_partial_checkpoint(path: str | None, *, key: str) -> None:

@@ -72,6 +72,14 @@ def test_a_checkpoint_is_a_directory_or_may_be_a_hub_id(tmp_path: Path, monkeypa
     with pytest.raises(DataError, match="its stage has not finished"):
         refuse_missing_checkpoint(str(tmp_path / "samples"), key="checkpoint")
     (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"has no weights, for it has no \*\.safetensors"):
+        refuse_missing_checkpoint(str(tmp_path), key="checkpoint")
+    # the tokenizer of what a server has is no more than that
+    refuse_missing_checkpoint(str(tmp_path), key="checkpoint", is_served=True)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ConfigError, match=r"as pickle \(pytorch_model\.bin\)"):
+        refuse_missing_checkpoint(str(tmp_path), key="checkpoint")
+    (tmp_path / "model.safetensors").touch()
     for path in (None, str(tmp_path), "Qwen/Qwen3-0.6B", "gpt2"):
         refuse_missing_checkpoint(path, key="checkpoint")
     for path in ("runs/tiny/sft", "./sft", str(tmp_path / "sft")):
