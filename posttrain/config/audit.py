@@ -23,6 +23,9 @@ class SupervisionLimits(Strict):
         these can be told apart.
     max_duplicated: largest share of copies of another sequence, beside the mixture's repeats; some
         sets repeat a short chat on purpose.
+
+    `null` turns a check off, for data that are meant to be so: texts whose every token is trained,
+    for instance, have prompts and headers in the loss.
     """
 
     nothing_trained: float = Field(default=0.01, ge=0, le=1)

@@ -23,7 +23,8 @@ class BuildDpoConfig(Strict, stage="build_dpo"):
     pairs_per_prompt: pairs of one prompt in one category at most, of right and wrong completions
         that are each used as evenly as can be. The paper has about 50,000 pairs of 2,000 tasks (25
         each), by a rule that it does not state.
-    right_at: least score of a right completion; any lower score is wrong.
+    right_at: least score of a right completion; any lower score is wrong. Lower it for graders that
+        give shares, such as of the constraints that are kept.
     minimum_distance: least share of a pair's tokens between the common beginning and the common end
         of its completions (0 keeps all pairs): on more similar ones DPO would push the chosen down
         as well.

@@ -217,7 +217,8 @@ class LimitsConfig(SupervisionLimits):
     """Limits that stop a build: too many rows lost for one reason, or masks that teach wrongly.
 
     overlong: largest share of a source's rows or sequences that may be longer than a pack.
-    render_error: largest share of a source's rows that the template may refuse.
+    render_error: largest share of a source's rows that the template may refuse. Lower it where all
+        should render, so that a template of another notation is noticed.
     left_out: largest share of a source's rows that may be dropped because the template leaves out
         parts of them (`tokenizer.allow_left_out` keeps such rows).
     """
@@ -238,7 +239,7 @@ class BuildSftConfig(Strict, stage="build_sft"):
 
     deduplication: which of several alike records to keep; null keeps all.
     decontamination: evaluation items; records that hold them are dropped; null keeps all.
-    licenses: licenses that may enter; null: any.
+    licenses: licenses that may enter, for a model that is to be published; null: any.
     executor: `local` works on this machine; `ray` on a Ray cluster that `RAY_ADDRESS` names and
         that sees the same disk, or on a Ray of its own.
     workers: processes that prepare parts and write shards, each of one thread.

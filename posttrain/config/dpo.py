@@ -66,7 +66,8 @@ class DpoConfig(PolicyRecipe, stage="dpo"):
         drawn in all.
     few_pairs: treatment of data with fewer pairs than are drawn: `refuse` stops and proposes
         settings that fit them; `fit` takes those settings, prints and records them.
-    reference_cache: a folder that several runs share; default: `reference/` in `out`.
+    reference_cache: a folder for runs that differ in the loss or the optimizer alone, so that the
+        reference is computed once; default: `reference/` in `out`.
     """
 
     owned = OWNED_TRAINER_FIELDS

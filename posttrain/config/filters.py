@@ -61,7 +61,8 @@ class LanguageFilter(Strict):
     """Languages that traces and answers may be in; code, formulas and numbers are not judged.
 
     allowed: ISO 639-1 codes of the allowed languages.
-    confidence: least probability at which another language counts.
+    confidence: least probability at which another language counts. Raise it where rows of a related
+        language, or short ones, are dropped that should not be.
     """
 
     allowed: tuple[str, ...] = Field(min_length=1)
@@ -72,7 +73,7 @@ class LengthFilter(Strict):
     """Bounds on the length of a record; `null` sets none.
 
     min_tokens, max_tokens: tokens of its longest sequence, as rendered for training.
-    min_turns, max_turns: number of user turns.
+    min_turns, max_turns: number of user turns; `min_turns: 2` makes a source of dialogues.
     """
 
     min_tokens: int | None = Field(default=None, ge=1)

@@ -220,7 +220,7 @@ class GrpoLossConfig(Strict):
 class MoeConfig(Strict):
     """Training of expert routers; without effect on a model that has none.
 
-    freeze_router: leave the routers' weights untrained.
+    freeze_router: leave the routers' weights untrained. `false` to study what training them does.
     bias_update_rate: amount by which, after every step, the score-correction bias of an expert
         falls if it had more tokens than the mean, and rises if it had fewer.
     """

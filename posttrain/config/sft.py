@@ -187,7 +187,7 @@ class AdapterConfig(Strict):
         Mamba projections, shared and routed experts).
     modules, parameters: further names, matched as suffixes.
     rank, alpha: rank of the update, which is scaled by alpha / rank.
-    dropout: dropout on the adapter's input.
+    dropout: dropout on the adapter's input, against overfitting where rows are few.
     """
 
     method: Literal["lora", "qlora"] = "lora"
