@@ -8,7 +8,8 @@ from posttrain.config.base import Strict
 class SupervisionLimits(Strict):
     """Limits that stop a build or fail an audit: shares of a source's sequences; null: no limit.
 
-    The numbers are ours.
+    The numbers are ours. `null` is for data that are meant to be so: texts whose every token is
+    trained, for instance, have prompts and headers in the loss.
 
     nothing_trained: largest share without a trained token: no answer, or none left after clipping.
     min_end_trained: least share whose last answer ends with a trained end token; an answer without
@@ -23,9 +24,6 @@ class SupervisionLimits(Strict):
         these can be told apart.
     max_duplicated: largest share of copies of another sequence, beside the mixture's repeats; some
         sets repeat a short chat on purpose.
-
-    `null` turns a check off, for data that are meant to be so: texts whose every token is trained,
-    for instance, have prompts and headers in the loss.
     """
 
     nothing_trained: float = Field(default=0.01, ge=0, le=1)
