@@ -51,8 +51,9 @@ def refuse_missing_checkpoint(path: str | None, *, key: str, is_served: bool = F
 
 def _refuse_without_weights(directory: Path, *, key: str) -> None:
     """Raise ConfigError for a directory that has no weights, or has them as pickle."""
-    # a LoRA checkpoint of ours may be named where its adapter/ is wanted
-    if any(directory.glob("*.safetensors")) or any(directory.glob("adapter/*.safetensors")):
+    if (directory / "adapter_config.json").is_file():
+        return  # an adapter is welcome, or refused in words of its own
+    if any(directory.glob("*.safetensors")):
         return
     pickles = sorted(file.name for file in directory.glob("pytorch_model*.bin"))
     if pickles:

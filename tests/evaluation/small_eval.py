@@ -59,7 +59,8 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
     for task in ("sums", "products"):
         rows = [{"question": f"{task} {n}: 7*8?", "answer": "56"} for n in range(12)]
         (folder / f"{task}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_tokenizer(folder / "checkpoint")
+    checkpoint = write_tokenizer(folder / "checkpoint")
+    (checkpoint / "model.safetensors").touch()  # what answers is a script
     raw: dict[str, Any] = {
         "out": str(folder / "out"),
         "checkpoints": {"sft": str(folder / "checkpoint"), "dpo": str(folder / "checkpoint")},

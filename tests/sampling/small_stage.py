@@ -38,7 +38,8 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"question": f"{n}+{n}?", "answer": str(2 * n)} for n in range(30)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    write_tokenizer(folder / "checkpoint")
+    checkpoint = write_tokenizer(folder / "checkpoint")
+    (checkpoint / "model.safetensors").touch()  # what answers is a script
     raw: dict[str, Any] = {
         "out": str(folder / "out"),
         "checkpoint": str(folder / "checkpoint"),
