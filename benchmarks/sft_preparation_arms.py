@@ -24,8 +24,7 @@ import pyarrow as pa
 from rich.console import Console
 
 from data_builders.progress import Stages
-from data_builders.rows.inputs import scan_inputs
-from data_builders.rows.parts import PART_BYTES
+from data_builders.rows.inputs import PART_BYTES, scan_inputs
 from data_builders.sft.audit import audit_sources
 from data_builders.sft.part import WorkerState, prepare_sources
 from data_builders.sft.plan import plan_build

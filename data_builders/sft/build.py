@@ -23,8 +23,14 @@ from data_builders.decontamination.match import (
 )
 from data_builders.progress import Stages
 from data_builders.rows.files import input_files, refuse_files_twice
-from data_builders.rows.inputs import Input, as_stats, check_unchanged, find_parents, scan_inputs
-from data_builders.rows.parts import PART_BYTES
+from data_builders.rows.inputs import (
+    PART_BYTES,
+    Input,
+    as_stats,
+    check_unchanged,
+    find_parents,
+    scan_inputs,
+)
 from data_builders.sft.audit import audit_sources
 from data_builders.sft.duplicates import Copies, dropped_lines, find_copies
 from data_builders.sft.part import WorkerState, prepare_sources

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from data_builders.decontamination.match import Decontaminator
 from data_builders.dedup.columns import column_batch, write_columns
 from data_builders.progress import Stages
-from data_builders.rows.inputs import Input
-from data_builders.rows.parts import Part, estimate_rows, open_part
+from data_builders.rows.inputs import Input, Part, estimate_rows, open_part
 from data_builders.rows.raw import Drop
 from data_builders.rows.read import PlacedExample, examples_of, matching_rows
 from data_builders.rows.where import SeenFields

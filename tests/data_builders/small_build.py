@@ -16,7 +16,7 @@ import yaml
 from datasets import Dataset
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from data_builders.rows.parts import PART_BYTES
+from data_builders.rows.inputs import PART_BYTES
 from posttrain.chat import ChatTemplate, nemotron_3_nano_template
 from posttrain.tokens.tiktoken.encoder import TiktokenEncoder
 from posttrain.tokens.tokenizer import _has_same_offsets as prove_same_offsets

@@ -21,8 +21,7 @@ import yaml
 from datasets import Dataset
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from data_builders.rows.inputs import scan_inputs
-from data_builders.rows.parts import open_part
+from data_builders.rows.inputs import open_part, scan_inputs
 from data_builders.sft import part, shards
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe

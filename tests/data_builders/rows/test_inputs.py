@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_builders.rows import parts as module
-from data_builders.rows.parts import Part, cut_file, estimate_rows, gather, open_part, part_size
+from data_builders.rows import inputs as module
+from data_builders.rows.inputs import Part, cut_file, estimate_rows, gather, open_part, part_size
 from data_builders.rows.raw import RawRow
 from posttrain.config.source import SourceConfig
 
