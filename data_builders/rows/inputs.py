@@ -23,12 +23,13 @@ import pyarrow.parquet as pq
 from data_builders.rows.files import (
     count_saved,
     find_files,
+    is_array,
     open_directory,
     open_hub,
+    open_jsonl,
     open_parquet,
     open_whole,
 )
-from data_builders.rows.json_files import is_array, open_jsonl
 from data_builders.rows.raw import RawRows
 from posttrain.config.source import SourceConfig
 from posttrain.errors import ConfigError, DataError

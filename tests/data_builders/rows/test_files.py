@@ -21,8 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from data_builders.rows.files import open_rows
-from data_builders.rows.json_files import open_jsonl, read_elements
+from data_builders.rows.files import open_jsonl, open_rows, read_elements
 from data_builders.rows.raw import Drop, RawRow
 from data_builders.rows.read import read_examples
 from posttrain.config.source import SourceConfig
