@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from data_builders.dialects.columns import is_more_than_a_switch
-from data_builders.dialects.content import read_text
 from data_builders.dialects.masks import has_row_masks, row_masks
 from data_builders.dialects.messages import (
     as_messages,
@@ -20,6 +19,7 @@ from data_builders.dialects.messages import (
     conversation,
     find_list,
     read_messages,
+    read_text,
     reasoning_of,
     role_of,
 )

@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from data_builders.dialects import Reading, RowProblem, rename_columns
-from data_builders.dialects.content import read_text
-from data_builders.dialects.messages import as_messages, read_messages
+from data_builders.dialects.messages import as_messages, read_messages, read_text
 from data_builders.dialects.reading import Row
 from data_builders.dialects.texts import read_side
 from data_builders.judging.pair import (
