@@ -536,7 +536,7 @@ def split_inline(content: str, *, prefilled: bool = False) -> tuple[str | None, 
     return split.reasoning, split.content
 
 
-# -- a message's content and calls, and declared tools -----------------------------------------------
+# -- a message's content and calls, and declared tools ---------------------------------------------
 
 
 class Content(NamedTuple):

@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from data_builders.dialects import Reading, RowProblem, rename_columns
+from data_builders.dialects import Reading, RowProblem, read_side, rename_columns
 from data_builders.dialects.messages import as_messages, read_messages, read_text
 from data_builders.dialects.reading import Row
-from data_builders.dialects.texts import read_side
 from data_builders.judging.pair import (
     RESPONSE_KEYS,
     PreferencePair,

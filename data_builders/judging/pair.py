@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data_builders.dialects import RowProblem
+from data_builders.dialects import RowProblem, read_answer, read_prompt, request
 from data_builders.dialects.messages import with_system
 from data_builders.dialects.reading import Reading, Row
-from data_builders.dialects.texts import read_answer, read_prompt, request
 from data_builders.filters.structure import first_empty
 from posttrain.jsontext import load_json
 from posttrain.records import Message, json_text, message_to_row

@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from data_builders.dialects import Conversation, RowProblem, canonicalise, reading_of
-from data_builders.dialects.texts import read_side
+from data_builders.dialects import Conversation, RowProblem, canonicalise, read_side, reading_of
 from data_builders.filters.structure import structural_drop
 from data_builders.judging.dialects import read_number
 from data_builders.judging.pair import marked_turns, shared_messages

@@ -22,8 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_builders.dialects import Conversation, RowProblem, reading_of
-from data_builders.dialects.texts import read_side
+from data_builders.dialects import Conversation, RowProblem, read_side, reading_of
 from data_builders.pairs.offline import pair_rows
 from data_builders.prompts.questions import read_chat, read_question
 from data_builders.rows.raw import Drop, RawRow
