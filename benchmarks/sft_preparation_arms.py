@@ -25,7 +25,7 @@ from rich.console import Console
 
 from data_builders.progress import Stages
 from data_builders.rows.inputs import PART_BYTES, scan_inputs
-from data_builders.sft.audit import audit_sources
+from data_builders.sft.build import audit_sources
 from data_builders.sft.part import WorkerState, prepare_sources
 from data_builders.sft.plan import plan_build
 from data_builders.sft.preflight import first_texts

@@ -7,13 +7,15 @@ rows → examples (drop reasons) → prepare (reasoning control, render, encode)
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 
 from data_builders.decontamination.match import (
@@ -21,6 +23,7 @@ from data_builders.decontamination.match import (
     evaluation_files,
     load_decontaminator,
 )
+from data_builders.keyed import is_among
 from data_builders.progress import Stages
 from data_builders.rows.files import input_files, refuse_files_twice
 from data_builders.rows.inputs import (
@@ -31,7 +34,6 @@ from data_builders.rows.inputs import (
     find_parents,
     scan_inputs,
 )
-from data_builders.sft.audit import audit_sources
 from data_builders.sft.duplicates import Copies, dropped_lines, find_copies
 from data_builders.sft.part import WorkerState, prepare_sources
 from data_builders.sft.plan import BuildPlan, plan_build
@@ -49,7 +51,7 @@ from data_builders.sft.preflight import (
     show_expected,
 )
 from data_builders.sft.prepare import Preparer
-from data_builders.sft.prepared import PreparedSource
+from data_builders.sft.prepared import PreparedPart, PreparedSource, Reader
 from data_builders.sft.shards import join_files, write_splits
 from data_builders.sft.stats import (
     counts_by_source,
@@ -59,6 +61,7 @@ from data_builders.sft.stats import (
     total_counts,
 )
 from data_builders.workers import Executor, ProcessPool, RayPool, Serial
+from posttrain.audit.figures import Audit, Shown, SourceFigures
 from posttrain.audit.limits import bounds, violations
 from posttrain.chat import profile_of, variants_hint
 from posttrain.config.build_sft import EXECUTION, OPTIONAL, BuildSftConfig
@@ -68,9 +71,11 @@ from posttrain.jsontext import write_jsonl
 from posttrain.pages.supervision import ROWS as SUPERVISION
 from posttrain.runs import Run, read_artifact
 from posttrain.tokens.renderer import DataRenderer, load_data_renderer
+from posttrain.tokens.supervision import Marks, mask_of_spans
 from posttrain.tokens.tokenizer import Backend
 
 KIND = "sft_data"
+Int = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -353,3 +358,59 @@ def _setup_stats(setup: Setup) -> dict[str, Any]:
     if setup.decontaminator is not None:
         stats["decontamination"] = setup.decontaminator.counts
     return stats
+
+
+def audit_sources(
+    sources: Sequence[PreparedSource], drops: Sequence[Mapping[str, Int]] | None, marks: Marks
+) -> Audit:
+    """Audit all sources, without the records that `drops` lists per source by reason."""
+    audit = Audit({source.name: SourceFigures.empty(marks, knows_cuts=True) for source in sources})
+    unused_records: list[Int] = []  # per source, numbers of the dropped records
+    for source_drops in drops or [{} for _ in sources]:
+        numbers = np.concatenate([np.empty(0, np.int64), *source_drops.values()])
+        unused_records.append(np.unique(numbers))
+    for k, source in enumerate(sources):
+        with Reader(source.folders) as reader:
+            for part, used in _used_sequences(source, unused_records[k]):
+                fetch = partial(_fetch, reader, part, used)
+                audit.add(part.sequences[used], np.full(len(used), k), fetch)
+
+    def look_up(numbers: set[int]) -> dict[int, Shown]:
+        """Sequences by their number among all audited ones."""
+        shown: dict[int, Shown] = {}
+        if not numbers:
+            return shown
+        first = 0
+        for source, source_unused in zip(sources, unused_records, strict=True):
+            with Reader(source.folders) as reader:
+                for part, used in _used_sequences(source, source_unused):
+                    in_part = range(first, first + len(used))
+                    for number in numbers:
+                        if number in in_part:
+                            shown[number] = _fetch(reader, part, used, number - first)
+                    first = in_part.stop
+        return shown
+
+    audit.count_copies(look_up)
+    return audit
+
+
+def _used_sequences(
+    source: PreparedSource, unused_records: Int
+) -> Iterator[tuple[PreparedPart, Int]]:
+    """Yield each part with the numbers of the sequences of its used records."""
+    for part in source.parts():
+        is_used = ~is_among(part.numbers, unused_records)
+        yield part, np.flatnonzero(is_used[part.owners])
+
+
+def _fetch(reader: Reader, part: PreparedPart, used: Int, k: int) -> Shown:
+    """Tokens, mask and name of the `k`-th used sequence of a part."""
+    row = part.sequences[used[k]]
+    record = part.records[row["record"]]
+    ids = np.empty(int(row["length"]), np.int32)
+    edges = np.empty(int(row["edges"]), np.int32)
+    reader.tokens(part.number, int(row["at"]), ids, edges)
+    record_id = reader.text(part.number, int(record["text"]), int(record["text_size"]))[0]
+    mask = mask_of_spans(len(ids), edges.astype(np.int64))
+    return ids, mask, f"{record_id} turn {row['turn']}"
