@@ -19,7 +19,7 @@ from rich.console import Console
 from data_builders.rows.files import count_rows, input_files, open_rows
 from data_builders.rows.read import PlacedExample, examples_of, matching_rows
 from data_builders.rows.where import SeenFields
-from data_builders.sft.mixture import Available, Total, epochs_question, lost_rows, plan_mixture
+from data_builders.sft.plan import Available, Total, epochs_question, lost_rows, plan_mixture
 from data_builders.sft.prepare import (
     LEFT_OUT,
     Prepared,

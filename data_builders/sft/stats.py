@@ -8,8 +8,7 @@ from typing import Any
 
 from data_builders.keyed import unit
 from data_builders.rows.read import RowCounts
-from data_builders.sft.mixture import SourcePlan, lost_rows
-from data_builders.sft.plan import BuildPlan, GroupStats
+from data_builders.sft.plan import BuildPlan, GroupStats, SourcePlan, lost_rows
 from data_builders.sft.prepare import LEFT_OUT, Prepared, PreparedSequence
 from data_builders.sft.prepared import PreparedSource
 from posttrain.config.build_sft import LimitsConfig

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from data_builders.keyed import key64
-from data_builders.sft.mixture import (
+from data_builders.sft.plan import (
     Available,
     Total,
     epochs_question,
