@@ -23,14 +23,13 @@ import datasets
 import pyarrow as pa
 from rich.console import Console
 
-from data_builders.progress import Stages
 from data_builders.rows.inputs import PART_BYTES, scan_inputs
 from data_builders.sft.build import audit_sources
 from data_builders.sft.part import WorkerState, prepare_sources
 from data_builders.sft.plan import plan_build
 from data_builders.sft.preflight import first_texts
 from data_builders.sft.shards import write_splits
-from data_builders.workers import Serial
+from data_builders.workers import Serial, Stages
 from posttrain.chat import profile_of
 from posttrain.config.build_sft import BuildSftConfig
 from posttrain.config.load import load_recipe

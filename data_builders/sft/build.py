@@ -24,7 +24,6 @@ from data_builders.decontamination.match import (
     load_decontaminator,
 )
 from data_builders.keyed import is_among
-from data_builders.progress import Stages
 from data_builders.rows.files import input_files, refuse_files_twice
 from data_builders.rows.inputs import (
     PART_BYTES,
@@ -60,7 +59,7 @@ from data_builders.sft.stats import (
     refuse_nothing_trained,
     total_counts,
 )
-from data_builders.workers import Executor, ProcessPool, RayPool, Serial
+from data_builders.workers import Executor, ProcessPool, RayPool, Serial, Stages
 from posttrain.audit.figures import Audit, Shown, SourceFigures
 from posttrain.audit.limits import bounds, violations
 from posttrain.chat import profile_of, variants_hint

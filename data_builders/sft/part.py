@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from data_builders.decontamination.match import Decontaminator
 from data_builders.dedup.columns import column_batch, write_columns
-from data_builders.progress import Stages
 from data_builders.rows.inputs import Input, Part, estimate_rows, open_part
 from data_builders.rows.raw import Drop
 from data_builders.rows.read import PlacedExample, examples_of, matching_rows
@@ -34,7 +33,7 @@ from data_builders.sft.prepared import (
     read_sample,
 )
 from data_builders.sft.stats import PartCounts, left_out_exceeded, losses_exceeded, merged
-from data_builders.workers import Executor, OnProgress
+from data_builders.workers import Executor, OnProgress, Stages
 from posttrain.config.build_sft import BuildSftConfig, SftSource
 from posttrain.errors import ConfigError, DataError
 from posttrain.hashing import digest_of

@@ -22,10 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_builders.keyed import key64
-from data_builders.progress import Stages
 from data_builders.sft.plan import BuildPlan, Numbers, PlannedGroup
 from data_builders.sft.prepared import RECORD, SEQUENCE, PreparedSource, Reader, Rows
-from data_builders.workers import Executor, OnProgress
+from data_builders.workers import Executor, OnProgress, Stages
 from posttrain.config.build_sft import BuildSftConfig, ShardConfig
 from posttrain.tokens import pack_lengths
 from posttrain.tokens.encode import labels_of
