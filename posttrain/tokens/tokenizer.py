@@ -27,8 +27,14 @@ from posttrain.chat.profile import turn_ends
 from posttrain.chat.template import ChatTemplate
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
-from posttrain.tokens.tiktoken.encoder import TiktokenEncoder, disagreement, probe_texts
-from posttrain.tokens.tiktoken.ranks import PATTERNS, pattern_of, ranks_of
+from posttrain.tokens.tiktoken import (
+    PATTERNS,
+    TiktokenEncoder,
+    disagreement,
+    pattern_of,
+    probe_texts,
+    ranks_of,
+)
 
 TURN_END = "<|im_end|>"
 Backend = Literal["auto", "tokenizers", "tiktoken"]

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from data_builders.rows.inputs import PART_BYTES
 from posttrain.chat import ChatTemplate, nemotron_3_nano_template
-from posttrain.tokens.tiktoken.encoder import TiktokenEncoder
+from posttrain.tokens.tiktoken import TiktokenEncoder
 from posttrain.tokens.tokenizer import _has_same_offsets as prove_same_offsets
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -15,9 +15,8 @@ from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.errors import ConfigError
-from posttrain.tokens.tiktoken import encoder as tiktoken_encoder
-from posttrain.tokens.tiktoken.encoder import probe_texts
-from posttrain.tokens.tiktoken.ranks import GPT_2, PATTERNS, Ranks, ranks_of
+from posttrain.tokens import tiktoken as tiktoken_encoder
+from posttrain.tokens.tiktoken import GPT_2, PATTERNS, Ranks, probe_texts, ranks_of
 from posttrain.tokens.tokenizer import Encoder, encoder_of
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

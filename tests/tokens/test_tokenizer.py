@@ -17,8 +17,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from posttrain.errors import DataError
 from posttrain.tokens import tokenizer as long_texts
-from posttrain.tokens.tiktoken.encoder import probe_texts
-from posttrain.tokens.tiktoken.ranks import PATTERNS
+from posttrain.tokens.tiktoken import PATTERNS, probe_texts
 from posttrain.tokens.tokenizer import (
     _GENERIC,
     _MODEL_TYPES,

@@ -28,7 +28,7 @@ from posttrain.config.load import load_recipe
 from posttrain.errors import ConfigError
 from posttrain.hashing import digest_of
 from posttrain.runs import read_artifact
-from posttrain.tokens.tiktoken.ranks import PATTERNS
+from posttrain.tokens.tiktoken import PATTERNS
 from tests.data_builders.small_build import (
     SPECIAL,
     build,

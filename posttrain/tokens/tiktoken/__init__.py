@@ -1,1 +1,0 @@
-"""tiktoken in place of `tokenizers`, where the two can only give the same ids."""
