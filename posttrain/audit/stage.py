@@ -22,8 +22,8 @@ from posttrain.runs import (
     parent_of,
     read_artifact,
 )
-from posttrain.tokens.marks import marks_of
 from posttrain.tokens.renderer import AuditTokens, audit_tokens
+from posttrain.tokens.supervision import marks_of
 
 KIND = "audit"
 ROWS = "supervision.jsonl"

@@ -28,20 +28,20 @@ from posttrain.errors import ConfigError, RenderError
 from posttrain.records import json_text
 from posttrain.revisions import loaded_commit
 from posttrain.rollouts import Prompt, prompt_to_row
-from posttrain.tokens.marks import marks_of
-from posttrain.tokens.pad import describe_choice, training_tokens
-from posttrain.tokens.supervision import Marks
+from posttrain.tokens.supervision import Marks, marks_of
 from posttrain.tokens.tokenizer import (
     TURN_END,
     Backend,
     Encoder,
     SpecialTokens,
+    describe_choice,
     encoder_of,
     largest_id,
     load_any_tokenizer,
     saved_stops,
     special_ids,
     special_tokens,
+    training_tokens,
 )
 
 

@@ -1,19 +1,23 @@
-"""Tokenizer of a stage: loading it, the tokens that end its turns, and its encoder.
+"""Tokenizer of a stage: loading it, the tokens that end its turns, its encoder, its pad.
 
 encoder = encoder_of(load_any_tokenizer("Qwen/Qwen3-0.6B", revision="c1899de…"))
 encoder.arrays(["Hi"]), encoder.offsets("Hi there")   [array([13048])], [(0, 2), (2, 8)]
+special = training_tokens(tokenizer, end_token=None, pad_token=None, key="pad_token")
+
+Inference masks its padding, so any pad will do there. What trains writes its pad into the model's
+files, where other tools take it from, and a pad that ends turns teaches a model never to stop.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +31,7 @@ from posttrain.chat.profile import turn_ends
 from posttrain.chat.template import ChatTemplate
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError, DataError
+from posttrain.tokens.supervision import probe_samples
 from posttrain.tokens.tiktoken import (
     PATTERNS,
     TiktokenEncoder,
@@ -38,7 +43,6 @@ from posttrain.tokens.tiktoken import (
 
 TURN_END = "<|im_end|>"
 Backend = Literal["auto", "tokenizers", "tiktoken"]
-
 # how SentencePiece and byte-level vocabularies write a space
 _SPACES = ("\u2581", "\u0120")
 # `AutoTokenizer`, which would choose the class, imports torch: seconds before the first row. For
@@ -51,6 +55,17 @@ PIECE = 2048
 _LINE_START = re.compile(r"\n(?=[A-Za-z0-9])")
 # without GPT-2's, which splits a run of line ends before a letter otherwise than at the text's end
 _PART_AT_LINES = ("cl100k, llama_3", "qwen_2", "qwen_3_5", "tekken, nemotron", "o200k")
+# how vocabularies name a pad, and tokens that are kept for later; placeholders of images and the
+# like are neither, though they may be named `<|image_pad|>`
+_PAD = re.compile(r"(?<![a-z])pad", re.IGNORECASE)
+_RESERVED = re.compile(r"reserved|unused|extra|dummy|placeholder|control|SPECIAL_", re.IGNORECASE)
+_MEDIA = re.compile(r"image|img|vision|video|audio|speech", re.IGNORECASE)
+# ends of documents and messages, at which a base model has learnt to stop
+_END = re.compile(r"end|eo[stmd](?![a-z])|</s>", re.IGNORECASE)
+# tokens that an error proposes
+_PROPOSED = 5
+# the byte 0xFF, as vocabularies with byte fallback and those of bytes write it
+_NO_TEXT = ("<0xFF>", "ÿ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +75,7 @@ class SpecialTokens:
     Attributes:
         end_token, end_id: Token that closes an assistant turn.
         pad_token, pad_id: Token of padding; in training none of `stop_ids`
-            (`posttrain/tokens/pad.py`).
+            (`training_tokens`).
         stop_ids: Ids at which generation stops.
     """
 
@@ -424,3 +439,115 @@ def cut_lines(text: str) -> list[str]:
         pieces.append(text[start : line_end.end()])
         start = line_end.end()
     return [*pieces, text[start:]]
+
+
+# -- the pad that a model is trained with: a token that stands nowhere else ------------------------
+
+
+def training_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    end_token: str | None,
+    pad_token: str | None,
+    key: str,
+    template: ChatTemplate | None = None,
+    stops: Collection[int] = (),
+    in_data: Callable[[str, int], bool] = lambda text, number: False,
+) -> SpecialTokens:
+    """Choose end and pad for training, and set the pad on the tokenizer.
+
+    Args:
+        end_token: token that closes a turn; None chooses as `special_tokens` does.
+        pad_token: pad of the recipe; None takes the tokenizer's, and where that ends turns, or
+            where there is none, a special token that is used nowhere.
+        key: recipe key of the pad, for messages.
+        template: chat template of the turns.
+        stops: further ids at which generation stops; none of them is chosen.
+        in_data: function that tells whether the data hold a special token, by its text and id.
+
+    Raises:
+        ConfigError: the recipe's pad is not in the vocabulary or ends turns, or no token is free.
+    """
+    special = special_tokens(tokenizer, end_token=end_token, template=template)
+    pad = pad_token or tokenizer.pad_token
+    list_free_tokens = partial(free_tokens, tokenizer, template, {*special.stop_ids, *stops})
+    if pad_token is None and (pad is None or token_id(tokenizer, str(pad)) in special.stop_ids):
+        candidates = list_free_tokens()
+        pad = next((token for token, number in candidates if not in_data(token, number)), None)
+        if pad is None:
+            raise ConfigError(
+                f"{_why_unusable(tokenizer)}, and this tokenizer has no special token that is used "
+                f"nowhere: set {key} to a token of its vocabulary that neither your data nor the "
+                f"chat template holds{_byte_hint(tokenizer, key)}"
+            )
+    pad = str(pad)
+    pad_id = token_id(tokenizer, pad)
+    if pad_id is None:
+        proposed = [token for token, _ in list_free_tokens()[:_PROPOSED]]
+        hint = f"; try {', '.join(proposed)}" if proposed else ""
+        raise ConfigError(f"{key} {pad!r} is not in the tokenizer's vocabulary{hint}")
+    if pad_id in special.stop_ids:
+        raise ConfigError(
+            f"{key} {pad!r} ends turns: a model trained so never learns to stop, or stops at once. "
+            f"Leave {key} out, then a token is chosen that is used nowhere"
+        )
+    tokenizer.pad_token = pad
+    return replace(special, pad_token=pad, pad_id=pad_id)
+
+
+def _why_unusable(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Reason why the tokenizer's pad cannot be trained with."""
+    if tokenizer.pad_token is None:
+        return "the tokenizer has no pad token"
+    return f"pad and end of turn are both {str(tokenizer.pad_token)!r}"
+
+
+def _byte_hint(tokenizer: PreTrainedTokenizerBase, key: str) -> str:
+    """Hint to a token for a byte that stands in no UTF-8 text; "" where there is none."""
+    for token in _NO_TEXT:
+        if token_id(tokenizer, token) is not None:
+            return f", such as that of the byte 0xFF, which no text has: {key}='{token}'"
+    return ""
+
+
+def describe_choice(before: Any, special: SpecialTokens) -> str | None:
+    """Describe a pad that was chosen, for the console; None where it is the tokenizer's own.
+
+    Args:
+        before: pad of the tokenizer as it was loaded.
+    """
+    if before == special.pad_token:
+        return None
+    reason = "the tokenizer has none" if before is None else f"the tokenizer's {before} ends turns"
+    return f"{special.pad_token} (id {special.pad_id}): {reason}"
+
+
+def free_tokens(
+    tokenizer: PreTrainedTokenizerBase, template: ChatTemplate | None, stop_ids: Collection[int]
+) -> list[tuple[str, int]]:
+    """Special tokens that nothing uses, with their ids, the likeliest pad first.
+
+    Among equally likely ones the later in the vocabulary comes first: SmolLM2's last ten were never
+    trained (their rows are equal), the earlier `<repo_name>` and `<filename>` were.
+    """
+    roles = {str(token) for token in tokenizer.special_tokens_map.values()}
+    roles -= {str(tokenizer.pad_token)}
+    rendered = "" if template is None else template.source
+    if template is not None:
+        for sample in probe_samples(template):
+            rendered += "".join(part.text for part in sample.segments)
+    free: list[tuple[str, int]] = []
+    for text, number in special_ids(tokenizer).items():
+        is_used = number in stop_ids or text in roles or text in rendered
+        if not is_used and not _MEDIA.search(text):
+            free.append((text, number))
+    return sorted(free, key=_pad_likelihood)
+
+
+def _pad_likelihood(token: tuple[str, int]) -> tuple[bool, bool, bool, int]:
+    """Sort key of a token's text and id: the likeliest pad sorts first."""
+    text, number = token
+    is_pad = _PAD.search(text) is not None
+    is_reserved = _RESERVED.search(text) is not None
+    is_end = _END.search(text) is not None
+    return not is_pad, not is_reserved, is_end, -number

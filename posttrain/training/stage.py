@@ -37,14 +37,15 @@ from posttrain.runs import (
     refusing_full_disk,
     write_seconds,
 )
-from posttrain.tokens.pad import describe_choice, training_tokens
 from posttrain.tokens.renderer import chat_template_of
 from posttrain.tokens.tokenizer import (
     SpecialTokens,
     check_same_tokenizer,
+    describe_choice,
     largest_id,
     load_tokenizer,
     saved_stops,
+    training_tokens,
 )
 from posttrain.training.activations import RolloutShape
 from posttrain.training.launch import (

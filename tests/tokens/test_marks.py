@@ -11,8 +11,7 @@ from posttrain.chat import ChatTemplate, left_out, profile_of, training_samples
 from posttrain.chat.template import trl_templates
 from posttrain.errors import RenderError
 from posttrain.records import Message, ToolCall, make_example
-from posttrain.tokens.marks import marks_of
-from posttrain.tokens.supervision import Flag, batch_of, supervision_flags
+from posttrain.tokens.supervision import Flag, batch_of, marks_of, supervision_flags
 
 _TOKEN = re.compile(
     r"<\|[a-zA-Z0-9_]+\|?>|<[a-z]+_of_[a-z]+>|<｜[^｜]+｜>|\[/?[A-Z_]+\]|</?s>|</?think>|<bos>|<eos>"

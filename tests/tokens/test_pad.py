@@ -12,9 +12,15 @@ from posttrain.config.backend import TransformersBackend
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.models.load import load_model
-from posttrain.tokens.pad import describe_choice, free_tokens, training_tokens
 from posttrain.tokens.renderer import renderer_of
-from posttrain.tokens.tokenizer import load_tokenizer, special_ids, special_tokens
+from posttrain.tokens.tokenizer import (
+    describe_choice,
+    free_tokens,
+    load_tokenizer,
+    special_ids,
+    special_tokens,
+    training_tokens,
+)
 from tests.sampling.small_models import byte_tokenizer, small_model
 
 END, START = "<|im_end|>", "<|im_start|>"
