@@ -19,7 +19,7 @@ import numpy as np
 from posttrain.config.eval import EvalConfig, Price
 from posttrain.evaluation.journal import read_lines
 from posttrain.evaluation.metrics import correct
-from posttrain.evaluation.run import INSPECT, Record, Unit, by_unit
+from posttrain.evaluation.run import INSPECT, Record, Unit, by_unit, times_path
 from posttrain.rollouts import Completion, Prompt, Step, prompt_to_row
 from posttrain.runs import atomic_write_json
 from posttrain.tokens.renderer import PromptRenderer
@@ -27,18 +27,12 @@ from posttrain.tokens.renderer import PromptRenderer
 if TYPE_CHECKING:
     from posttrain.sampling.measure import SamplingSpeed
 
-TIMES = "times"
 COSTS = "costs.json"
 MILLION = 1e6
 TOKENS = ("input", "cached", "output", "reasoning")
 _COUNTED_PROMPTS = 64  # prompts whose tokens are counted for an estimate
 _CHARACTERS_PER_TOKEN = 4  # where a server hides its tokenizer
 Row = dict[str, Any]
-
-
-def times_path(out: Path, checkpoint: str, unit: str) -> Path:
-    """Path of the file of a unit's call times, which a `TimedSampler` appends to."""
-    return out / TIMES / checkpoint / f"{unit}.jsonl"
 
 
 def written(step: Step) -> int:

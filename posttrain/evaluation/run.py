@@ -42,6 +42,7 @@ KIND = "evaluation"
 LOCK = "lock.json"
 RECORDS = "records"
 WORK = "work"
+TIMES = "times"
 JOURNALS = "journals"
 LABELS = "judge.jsonl"
 METRICS = "metrics.json"
@@ -237,6 +238,11 @@ def journal_path(out: Path, checkpoint: str, unit: str, role: str = "") -> Path:
     """Path of the journal of a task of inspect: answers of the checkpoint, or of another role."""
     suffix = f".{role}" if role else ""
     return out / JOURNALS / checkpoint / f"{unit}{suffix}.jsonl"
+
+
+def times_path(out: Path, checkpoint: str, unit: str) -> Path:
+    """Path of the file of a unit's call times, which a `TimedSampler` appends to."""
+    return out / TIMES / checkpoint / f"{unit}.jsonl"
 
 
 def read_run(out: Path) -> tuple[Manifest, dict[str, list[Record]]]:

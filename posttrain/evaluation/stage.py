@@ -22,7 +22,6 @@ from posttrain.evaluation.cost import (
     estimate_rows,
     most_tokens,
     rows_at_once,
-    times_path,
     write_costs,
 )
 from posttrain.evaluation.export import EXPORT, write_exports
@@ -53,6 +52,7 @@ from posttrain.evaluation.run import (
     read_run,
     record_path,
     records_of,
+    times_path,
     write_records,
 )
 from posttrain.evaluation.sensitivity import sensitivity_rows
