@@ -8,7 +8,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from posttrain.rollouts import Parameters
-from posttrain.sampling.engines.choose import RowParameters, choose, uniforms
+from posttrain.sampling.engines.decode import RowParameters, choose, uniforms
 
 CPU = torch.device("cpu")
 DRAWS = 20_000
