@@ -2,10 +2,6 @@
 
 To add one: a function here, a line in `STRUCTURAL` at its place in the order, its switch in
 `posttrain.config.filters.StructuralFilters`, a line in `docs/guides/dialects.md`.
-
-Arguments of calls are held against the schemas of their tools. Type names of other languages
-("dict", "float") are read as JSON Schema's own; nothing is fetched. A `pattern` is matched by RE2,
-in linear time. Patterns that RE2 cannot express and `patternProperties` are not checked.
 """
 
 from __future__ import annotations
@@ -17,21 +13,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any
-
-import re2
-from jsonschema import Draft202012Validator, validators
-from jsonschema.exceptions import ValidationError
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from data_builders.dialects.columns import kind_of
 from data_builders.dialects.reading import is_blank
 from data_builders.rows.raw import Drop
-from posttrain.chat.detect.declared import TYPE_NAMES
 from posttrain.chat.reasoning import has_tags, split_think
 from posttrain.config.filters import StructuralFilters
-from posttrain.jsontext import first_error, load_json, schema_error, writable
+from posttrain.jsontext import load_json
 from posttrain.records import Example, Message, Role, ToolCall, json_text
 
 _ALLOWED_BEFORE = {  # role → roles that may stand right before it ("" is the start)
@@ -40,24 +28,9 @@ _ALLOWED_BEFORE = {  # role → roles that may stand right before it ("" is the 
     "assistant": ("user", "tool"),
     "tool": ("assistant", "tool"),
 }
+
 # data sets write one for a question that they may not pass on (OpenCodeReasoning: `"input": "-"`)
 _DASHES = "-\u2013\u2014"
-_SCHEMA_KEYWORDS = (  # their value is a schema
-    "items",
-    "additionalProperties",
-    "not",
-    "contains",
-    "propertyNames",
-    "if",
-    "then",
-    "else",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-)
-_SCHEMA_LIST_KEYWORDS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMA_MAP_KEYWORDS = ("properties", "$defs", "definitions", "dependentSchemas")
-# left out together: the two others apply to the names that no pattern matches
-_PATTERN_KEYWORDS = ("patternProperties", "additionalProperties", "unevaluatedProperties")
 
 
 def role_order(example: Example) -> Drop | None:
@@ -121,23 +94,18 @@ def _texts(example: Example) -> Iterator[tuple[str, str | None]]:
 
 
 _UNOPENED = "a closing tag without its opening one (see prefilled_think)"
-
 _THINK_PROBLEMS = {  # problem of `split_think` → drop reason, detail
     "unclosed_think": ("unclosed_think", "an opening tag without its closing one"),
     "unopened_think": ("unclosed_think", _UNOPENED),
     "nested_think": ("nested_think", "a trace inside a trace"),
     "second_think": ("nested_think", "a trace after the start of the text"),
 }
-
 # A tag in any brackets at the start of a text. Harmony and Gemma write a channel's name behind it.
 _OPENING_TAG = re.compile(
     r"\s*(?:<\|?|\[|◁|【|⟨|\{)\s*([\w:.\-]{1,40})(?:\s[^<>]{0,200}?)?(\|?>|\]|▷|】|⟩|\})\s*([a-z]*)"
 )
-
 _TYPE_ATTRIBUTE = re.compile(r"\stype=[\"']?([\w\-]{1,40})")
-
 _CLOSING_TAG = re.compile(r"(?:</\|?|\[/|◁/|<\|end_)\s*([\w:.\-]{1,40}?)\s*(?:\|?>|\]|▷)")
-
 # A trace may stand under a heading at the start, before a heading of the answer.
 _TRACE_HEADING = re.compile(
     r"\s*(?:#{1,6} *|\*\*)(?:(?:my|inner|internal) )?"
@@ -145,15 +113,12 @@ _TRACE_HEADING = re.compile(
     r"|monologue|chain of thought|scratchpad|思考过程|思考|推理过程)\W{0,4}\n",
     re.IGNORECASE,
 )
-
 _ANSWER_HEADING = re.compile(
     r"^ *(?:#{1,6} *|\*\*)(?:(?:my|the|final) )?"
     r"(?:answer|response|reply|output|最终回答|最终答案|回答|答案)\W{0,4}$",
     re.IGNORECASE | re.MULTILINE,
 )
-
 _LETTERS = re.compile(r"[^\W\d_]+")
-
 _TRACE_WORDS = frozenset(
     {
         "think",
@@ -171,7 +136,6 @@ _TRACE_WORDS = frozenset(
         "rationale",
     }
 )
-
 _CHANNEL_TAGS = ("channel", "unused")
 
 
@@ -237,18 +201,14 @@ _MARK = (
     r"(?:<\|[A-Za-z][\w ]{1,40}\|>|<｜[^<>]{1,40}｜>|<(?i:bos|eos|unk|pad)>|<</?SYS>>|\[/?INST\]"
     r"|<(?:start|end)_of_turn>|<extra_id_\d>)"
 )
-
 # Beside a blank or in quotes a mark is mentioned, and was not written by a template.
 _STARTS_WITH_MARK = re.compile(
     rf"\s*(?:{_MARK}(?! )|\[INST\]|<s>\s*\[INST\]|<image>|<(video|audio)>(?!.*</\1>))", re.DOTALL
 )
-
 _ENDS_WITH_MARK = re.compile(
     rf"(?:(?<![ `'\"]){_MARK}|</s>|<(?i:eos)>|<(?:image|video|audio)>)\s*\Z"
 )
-
 _INNER_MARK = re.compile(rf"(?<![ `'\"(\[{{}}+]){_MARK}(?![ `'\".,;:)\]}}+])")
-
 # Prefixes of an assistant's turn in transcripts.
 _ROLE_PREFIXES = (
     "Assistant:",
@@ -258,17 +218,13 @@ _ROLE_PREFIXES = (
     "### ASSISTANT:",
     "### Response:",
 )
-
 _ASKS_FOR_SCRIPT = re.compile(
     r"dialog|conversation|\bscript|role.?play|\bscene|\bskit\b|screenplay|transcript|interview"
     r"|Assistant:",
     re.IGNORECASE,
 )
-
 _SPEAKER = re.compile(r"^\W*([^\W\d_][\w .'’-]{0,30}?)\W*:", re.MULTILINE)
-
 _ROLES_OF_TRANSCRIPTS = frozenset({"assistant", "human", "user"})
-
 # Prefixes of a user's turn and of the answer to it.
 _TURN_PREFIXES = (
     ("\n\nHuman:", "\n\nAssistant:"),
@@ -346,20 +302,14 @@ def _is_script(text: str, question: str) -> bool:
 
 
 MARKUP = "<tool_call>"
-
 _CALL_AS_TEXT = re.compile(
     r"<tool_call>\s*(?:\{|<function=)|<function=[\w.\-]+>|<functioncall>\s*\{|<invoke name="
     r"|\[TOOL_CALLS\]\s*[\[{]"
 )
-
 _CALL_SIGNS = ("<tool_call>", "<function", "<invoke ", "[TOOL_CALLS]")
-
 _FENCE = re.compile(r"\s*```\w*\n(.*)\n```\s*\Z", re.DOTALL)
-
 _CALL_TAG = re.compile(r"\s*(?:<\|?|\[)\s*/?([\w\-]{4,40})\s*(?:\|?>|\])")
-
 _CALL_IN_PYTHON = re.compile(r"\s*\[?\s*([A-Za-z_][\w.\-]{0,80})\(.*\)\s*\]?\s*\Z", re.DOTALL)
-
 _DECLARATION = "# Tools"
 
 
@@ -474,7 +424,7 @@ def failing_arguments(example: Example, *, reason: str) -> Drop | None:
         if call.name not in tools:
             continue  # other filters name it
         # 0.1 s to import, and most data call no tool
-        from data_builders.filters.structure import UNUSABLE, validator, violation
+        from data_builders.filters.arguments import UNUSABLE, validator, violation
 
         checker = validator(tools[call.name])
         argument_problem = None
@@ -572,96 +522,3 @@ def structural_drop(example: Example, switches: StructuralFilters) -> Drop | Non
         if getattr(switches, name) and (drop := check(example)) is not None:
             return drop
     return None
-
-
-def violation(checker: Draft202012Validator, arguments: Any) -> str | None:
-    """First way in which arguments break the schema, None where they keep it.
-
-    Raises one of `UNUSABLE` where the schema cannot be applied.
-    """
-    error = first_error(checker.iter_errors(arguments))
-    if error is None:
-        return None
-    path = "/".join(str(part) for part in error.absolute_path)
-    text = f"{path}: {error.message:.200}" if path else f"{error.message:.200}"
-    # keys of the arguments appear in the message, and they may hold half a surrogate pair
-    return writable(text)
-
-
-# Errors of a schema that is a JSON Schema by its form: a reference to nowhere, endless or
-# ill-formed, a pattern that is no regular expression, a number beyond floats.
-UNUSABLE = (Unresolvable, RecursionError, re.error, ValueError, ArithmeticError)
-
-
-@lru_cache(maxsize=4096)
-def validator(schema_text: str) -> Draft202012Validator | str:
-    """Validator of arguments, or the reason why the schema cannot be used.
-
-    Cached, and made for called tools only: checking a schema costs milliseconds.
-    """
-    parameters = json.loads(schema_text)
-    if parameters is None:
-        parameters = {}
-    if not isinstance(parameters, dict):
-        return f"parameters is {parameters!r:.80}"
-    try:
-        schema = _standardize(parameters)
-        error = schema_error(Draft202012Validator, schema)
-    except RecursionError:
-        return "nested too deep"
-    if error is not None:
-        path = "/".join(str(part) for part in error.absolute_path)
-        return f"{path}: {error.message:.200}"
-    # an empty registry resolves references inside the schema and fetches none
-    return _Validator(schema, registry=Registry())
-
-
-def _check_pattern(
-    _validator: Any, pattern: Any, instance: Any, _schema: Any
-) -> Iterator[ValidationError]:
-    """Check the keyword `pattern` with RE2, in place of Python's `re`."""
-    if isinstance(instance, str) and isinstance(pattern, str) and not _matches(pattern, instance):
-        yield ValidationError(f"{instance!r:.80} does not match {pattern!r:.80}")
-
-
-def _matches(pattern: str, text: str) -> bool:
-    """True where the pattern occurs, or RE2 cannot tell. Raises `re.error` if it is no pattern."""
-    try:
-        return re2.search(pattern, writable(text), options=_OPTIONS) is not None
-    except (re2.error, UnicodeEncodeError):
-        re.compile(pattern)
-        return True
-
-
-_OPTIONS = re2.Options()
-
-_OPTIONS.log_errors = False
-
-_Validator = validators.extend(Draft202012Validator, {"pattern": _check_pattern})
-
-
-def _standardize(schema: Any) -> Any:
-    """Copy of a schema with JSON Schema's own type names, and without `patternProperties`.
-
-    Subschemas are treated alike.
-    """
-    if not isinstance(schema, dict):
-        return schema
-    omitted = _PATTERN_KEYWORDS if "patternProperties" in schema else ()
-    result = {key: value for key, value in schema.items() if key not in omitted}
-    for key, value in result.items():
-        if key in _SCHEMA_KEYWORDS:
-            result[key] = _standardize(value)
-        elif key in _SCHEMA_LIST_KEYWORDS and isinstance(value, list):
-            result[key] = [_standardize(subschema) for subschema in value]
-        elif key in _SCHEMA_MAP_KEYWORDS and isinstance(value, dict):
-            result[key] = {name: _standardize(subschema) for name, subschema in value.items()}
-    if "type" in result:
-        is_list = isinstance(result["type"], list)
-        names = result["type"] if is_list else [result["type"]]
-        types = [TYPE_NAMES.get(str(name).lower(), name) for name in names]
-        if None in types:  # a name that stands for any type
-            del result["type"]
-        else:
-            result["type"] = types if is_list else types[0]
-    return result

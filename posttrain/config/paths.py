@@ -59,7 +59,7 @@ def _refuse_without_weights(directory: Path, *, key: str) -> None:
     if pickles:
         raise ConfigError(
             f"{key}: {str(directory)!r} has its weights as pickle ({pickles[0]}), which can run "
-            "code when it is read: save the model again as safetensors"
+            "code when it is read: load the model and save_pretrained it, which writes safetensors"
         )
     raise ConfigError(f"{key}: {str(directory)!r} has no weights, for it has no *.safetensors")
 

@@ -18,8 +18,8 @@ class SamplingConfig(TokenChoice):
     """Sampling of each step.
 
     max_tokens: tokens of one step at most, reasoning included.
-    logps: keep the log-probability of each sampled token, for studies of the samples; training
-        computes its own.
+    logps: keep the log-probability of each sampled token, for studies of the samples: no stage
+        reads them.
     """
 
     max_tokens: int = Field(default=1024, ge=1)

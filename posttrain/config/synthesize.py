@@ -266,8 +266,8 @@ class OpenQuestion(Kind):
     """Multiple choice → open questions with a gold answer, with paraphrases of them.
 
     sources: rows with options.
-    attempts: answers of a solver that does not see the options. More of them find rarer right ones,
-        at their price.
+    attempts: answers of a solver that does not see the options. More of them keep questions that a
+        solver seldom answers, and cost more.
     passes: number of these answers that have to be the gold.
     paraphrases: paraphrases of each open question.
     """

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
 
 from posttrain.config.command import run_command
+from posttrain.errors import ConfigError, PosttrainError
 
 # stage, recipe, and the key of the first input that is looked for
 FIRST_INPUTS = [
@@ -44,6 +46,36 @@ def test_the_key_of_a_missing_input_is_named(
     with pytest.raises(SystemExit) as ended:
         run_command(lambda: script.main(["--config", recipe, "--dry-run"]))
     assert str(ended.value.code).partition("Error: ")[2].startswith(f"{key}: ")
+
+
+@pytest.mark.parametrize(
+    ("stage", "recipe", "key", "backend"),
+    [
+        ("sample", "tiny/sample", "checkpoint", "backend"),
+        ("profile_prompts", "tiny/profile", "checkpoint", "backend"),
+        ("eval", "tiny/eval", "checkpoints.sft", "backend"),
+        (
+            "synthesize",
+            "tiny/genselect/synthesize",
+            "models.generator.checkpoint",
+            "models.generator.backend",
+        ),
+    ],
+)
+def test_weights_are_asked_for_unless_a_server_has_them(
+    stage: str, recipe: str, key: str, backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("tokenizer").mkdir()
+    Path("tokenizer/tokenizer_config.json").write_text("{}")
+    script = importlib.import_module(f"scripts.{stage}")
+    arguments = ["--config", recipe, f"{key}=tokenizer", "--dry-run"]
+    with pytest.raises(ConfigError, match=f"^{key}: 'tokenizer' has no weights"):
+        script.main(arguments)
+    server = {"kind": "completions", "url": "http://localhost:1/v1", "model": "m"}
+    # the rows, which are looked for next
+    with pytest.raises(PosttrainError, match="runs/tiny"):
+        script.main([*arguments, f"{backend}={json.dumps(server)}"])
 
 
 def test_the_key_of_a_data_set_that_changed_is_named(

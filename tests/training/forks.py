@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from posttrain.report.html import page_html
 from posttrain.report.section import LineChart, Section, Series
 
@@ -86,7 +88,7 @@ def forked(
         ended = Ended(codes, out.read().decode("utf-8", "replace"))
     assert -signal.SIGALRM not in codes, ended.text[-4000:]  # a kill that a test expects is another
     if check:
-        assert not any(ended.codes), f"{ended.codes} {ended.text[-4000:]}"
+        assert not any(ended.codes), f"{ended.codes} {ended.text[-20_000:]}"
     return ended
 
 
@@ -120,6 +122,7 @@ def _fork(
         # `asyncio.run`, as inspect-ai replaces it, goes on with the parent's loop, whose threads
         # are not here: a call handed to one of them would never return
         asyncio.set_event_loop(asyncio.new_event_loop())
+        renew_threads()
         _join(rank, processes, port, sharding)
         run()
         code = 0
@@ -130,6 +133,15 @@ def _fork(
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def renew_threads() -> None:
+    """Give a forked process threads of its own for torch.
+
+    torch does it at the first use, and fails ("Invalid thread pool") where two threads are the
+    first at once, as those that load a checkpoint can be.
+    """
+    torch.set_num_threads(torch.get_num_threads())
 
 
 def _join(rank: int, processes: int, port: int, sharding: str | None) -> None:

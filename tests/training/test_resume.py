@@ -27,7 +27,7 @@ from posttrain.training.output import LogRows
 from posttrain.training.sft.stage import SftStage
 from scripts.__main__ import launch
 from tests.training.conftest import sft_recipe
-from tests.training.forks import forked, launch_environment, shipped
+from tests.training.forks import forked, launch_environment, renew_threads, shipped
 from tests.training.methods import Method, write_methods
 from tests.training.tiny import ROOT, log_rows, losses, rollout_groups, sha
 
@@ -209,6 +209,7 @@ def launch_forks(arguments: list[str]) -> None:
 
     def elastic_launch(config: Any, entrypoint: str) -> Callable[..., Any]:
         def run(*command: str) -> None:
+            renew_threads()
             script = next(at for at, word in enumerate(command) if word.endswith(".py"))
             runpy.run_path(command[script])["main"](command[script + 1 :])
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from data_builders.filters.structure import STRUCTURAL, structural_drop, validator, violation
+from data_builders.filters.arguments import validator, violation
+from data_builders.filters.structure import STRUCTURAL, structural_drop
 from posttrain.config.filters import StructuralFilters
 from posttrain.records import Example, Message, ToolCall
 from tests.data_builders.small_rows import WEATHER, answer, calls, chat, result, user
