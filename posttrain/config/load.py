@@ -459,8 +459,8 @@ def key_hint(
         return _did_you_mean(same_name)
     dotted = ".".join(path)
     # the whole key of another stage is meant sooner than one here that is spelt alike
-    if stage := _stage_with(schema, dotted):
-        return f" (it is of another stage: {dotted!r} of {stage})"
+    if _stages_with(schema, dotted):
+        return _of_other_stages(schema, dotted)
     if close := difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
         return _did_you_mean([f"{prefix}{close[0]}"])
     words = set(last_name.split("_"))
@@ -474,7 +474,7 @@ def key_hint(
     if similar:
         return _did_you_mean(similar)
     if elsewhere := _same_name_elsewhere(schema, last_name):
-        return f" (it is of another stage: {elsewhere})"
+        return _of_other_stages(schema, elsewhere)
     return nearest(name, siblings)
 
 
@@ -509,28 +509,35 @@ def _did_you_mean(keys: Sequence[str]) -> str:
     return f" (did you mean {' or '.join(map(repr, proposals))}?)"
 
 
-def _stage_with(schema: type[BaseModel], key: str) -> str:
-    """Name of another stage that has the dotted key, or ""."""
+def _stages_with(schema: type[BaseModel], key: str) -> list[str]:
+    """Names of the other stages that have the dotted key."""
     from posttrain.config.schemas import stage_schemas  # it imports this module
 
+    stages: list[str] = []
     for stage, other_schema in stage_schemas().items():
         if other_schema is not schema and key in keys_of_recipe(other_schema):
-            return stage
-    return ""
+            stages.append(stage)
+    return stages
+
+
+def _of_other_stages(schema: type[BaseModel], key: str) -> str:
+    *others, last = _stages_with(schema, key)
+    names = f"{', '.join(others)} or {last}" if others else last
+    return f" (it is of another stage: {key!r} of {names})"
 
 
 def _same_name_elsewhere(schema: type[BaseModel], last_name: str) -> str:
-    """Key of another stage that has the same last name, with the stage, or ""."""
+    """Key of another stage that has the same last name, or ""."""
     from posttrain.config.schemas import stage_schemas  # it imports this module
 
     # every block that is one of several to choose from has a `kind`
     if last_name == "kind":
         return ""
-    for stage, other_schema in stage_schemas().items():
+    for other_schema in stage_schemas().values():
         if other_schema is not schema:
             for key in keys_of_recipe(other_schema):
                 if _last_part(key) == last_name:
-                    return f"{key!r} of {stage}"
+                    return key
     return ""
 
 

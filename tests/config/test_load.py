@@ -160,7 +160,7 @@ def test_keys_of_a_merged_mapping_give_way(tmp_path):
         ("judgements", TinyJudgementsConfig, "layout=full", "'layout' .gone: it is compact"),
         ("eval", EvalConfig, "prices={big: {input: 1, output: 2, reasoning: 3}}", "prices.big.reasoning' .gone: reasoning costs"),
         # of another stage, which has it or had it
-        ("sft", SftConfig, "chunk=64", "'chunk' .it is of another stage: 'chunk' of eval"),
+        ("sft", SftConfig, "chunk=64", "'chunk' .it is of another stage: 'chunk' of eval, eval_genrm, profile_prompts or sample"),
         ("dpo", DpoConfig, "max_length=512", "'max_length' .it is of another stage: 'max_length' of build_dpo"),
         ("sft", SftConfig, "importance.kind=mask", "'importance' .valid: "),
         ("sft", SftConfig, "judge.chunk=64", "'judge' .it is of another stage"),
