@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.report.console import open_console, print_sections
     from posttrain.runner import run_data_stage
     from posttrain.sampling.generate import finish, time_line
-    from posttrain.sampling.open import checkpoint_parents, refuse_prompts_beyond_context
+    from posttrain.sampling.open import check_context, checkpoint_parents
     from posttrain.tokens.renderer import renderer_of
 
     console = open_console()
@@ -49,8 +49,13 @@ def main(argv: list[str] | None = None) -> None:
     parents = [*prompt_plan.parents, *checkpoints, *profiled.parents]
 
     def plan() -> None:
-        most = recipe.sampling.max_tokens
-        refuse_prompts_beyond_context(recipe.backend, profiled.prompts, renderer, max_tokens=most)
+        cut_line = check_context(
+            recipe.backend,
+            recipe.checkpoint,
+            profiled.prompts,
+            renderer,
+            max_tokens=recipe.sampling.max_tokens,
+        )
         sections = [planned(profiled.prompts, recipe.n_of, recipe.most_tokens)]
         if profiled.stats:
             sections.insert(0, prompts_by_source(profiled.stats))
@@ -60,6 +65,8 @@ def main(argv: list[str] | None = None) -> None:
             console.print(f"prompts {profiled.room}")
         print_sections(console, sections)
         console.print(asyncio.run(time_line(recipe, profiled.prompts)), soft_wrap=True)
+        if cut_line is not None:
+            console.print(cut_line, soft_wrap=True)
 
     def make(run: Run) -> None:
         making = profile.sample_and_verify(recipe, profiled.prompts, profiled.before, console)

@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.runner import run_data_stage
     from posttrain.sampling.alerts import alert_text
     from posttrain.sampling.generate import finish, make_samples, time_line
-    from posttrain.sampling.open import checkpoint_parents, refuse_prompts_beyond_context
+    from posttrain.sampling.open import check_context, checkpoint_parents
     from posttrain.tokens.renderer import message_text, renderer_of
 
     console = open_console()
@@ -48,12 +48,19 @@ def main(argv: list[str] | None = None) -> None:
 
     def plan() -> None:
         built = prompt_plan.build()
-        most = recipe.sampling.max_tokens
-        refuse_prompts_beyond_context(recipe.backend, built.prompts, renderer, max_tokens=most)
+        cut_line = check_context(
+            recipe.backend,
+            recipe.checkpoint,
+            built.prompts,
+            renderer,
+            max_tokens=recipe.sampling.max_tokens,
+        )
         by_setting = planned(built.prompts, recipe.n_of, recipe.most_tokens)
         print_sections(console, [prompts_by_source(built.stats()), by_setting])
         if built.prompts:
             console.print(asyncio.run(time_line(recipe, built.prompts)), soft_wrap=True)
+        if cut_line is not None:
+            console.print(cut_line, soft_wrap=True)
         first_prompts = {prompt.setting: prompt for prompt in reversed(built.prompts)}
         for name, prompt in reversed(first_prompts.items()):
             text = message_text(prompt) if renderer is None else renderer.text(prompt)

@@ -68,7 +68,7 @@ from posttrain.sampling.measure import (
     measure_speed,
     why_not_measured,
 )
-from posttrain.sampling.open import opened_sampler, refuse_prompts_beyond_context
+from posttrain.sampling.open import check_context, opened_sampler
 from posttrain.sampling.progress import ProgressBar
 from posttrain.sampling.rollout import OpenEnvironment
 from posttrain.sampling.sampler import Sampler
@@ -119,19 +119,23 @@ class RunEstimate:
 
 
 def show_counts(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> None:
-    """Print how many rows each source gives and how many completions are sampled.
+    """Print how many rows each source gives, how many completions are sampled, and what cuts them.
 
     Raises:
         ConfigError: a prompt and its longest completion do not fit a checkpoint's context.
     """
+    cut_lines: list[str] = []
     for name, renderer in plan.renderers.items():
         for unit in plan.units:
-            refuse_prompts_beyond_context(
+            cut_line = check_context(
                 recipe.backend_of(name),
+                recipe.path_of(name),
                 unit.prompts,
                 renderer,
                 max_tokens=recipe.sampling_of(unit.setting).max_tokens,
             )
+            if cut_line is not None:
+                cut_lines.append(f"{unit.name} ({name}): {cut_line}")
     for name, source in plan.stats["sources"].items():
         console.print(f"{name}: {source['rows_in']:,} rows, {source['kept']:,} kept")
         for reason, count in source["dropped"].items():
@@ -139,6 +143,8 @@ def show_counts(console: Console, recipe: EvalConfig, plan: EvaluationPlan) -> N
     names = ", ".join(recipe.checkpoints)
     for unit in plan.units:
         console.print(f"{unit.name}: {len(unit.prompts):,} prompts × {unit.samples} × ({names})")
+    for line in cut_lines:
+        console.print(line, soft_wrap=True)
 
 
 def units_as_sent(plan: EvaluationPlan, console: Console) -> list[Unit]:

@@ -24,7 +24,7 @@ from posttrain.config.backend import (
 )
 from posttrain.config.grpo import LoraServer
 from posttrain.errors import ConfigError
-from posttrain.models.room import prompt_lengths
+from posttrain.models.room import positions_of, prompt_lengths
 from posttrain.rollouts import Prompt
 from posttrain.runs import MANIFEST, Parent, parent_of, read_artifact
 from posttrain.sampling.engines.http import Client
@@ -192,30 +192,45 @@ def rendering_of(
     return template, encoder_of(tokenizer), largest_id(tokenizer) + 1
 
 
-def refuse_prompts_beyond_context(
+def check_context(
     backend: BackendConfig,
+    checkpoint: str | None,
     prompts: Sequence[Prompt],
     renderer: PromptRenderer | None,
     *,
     max_tokens: int,
-) -> None:
-    """Refuse completions that do not fit a server's context behind the longest of these prompts.
+) -> str | None:
+    """Compare completions behind the longest of these prompts with the context of their model.
+
+    A server would answer with an error, so they are refused. In process the context ends them.
 
     Args:
-        backend: backend of the recipe; only a server is asked.
-        renderer: renderer of the served checkpoint; None where the checkpoint is not known, and
-            prompts count as empty.
+        renderer: renderer of the checkpoint; None where the checkpoint is not known, and prompts
+            count as empty.
+
+    Returns:
+        Where the context ends completions in process, in words; None where it ends none.
 
     Raises:
-        ConfigError: as `refuse_beyond_context`.
+        ConfigError: as `refuse_beyond_context`, or the checkpoint's config cannot be read.
     """
-    if not isinstance(backend, Server):
-        return
     longest_prompt = 0
     if renderer is not None and prompts:
         encoder = encoder_of(renderer.tokenizer)
         longest_prompt = max(prompt_lengths(prompts, renderer.template, encoder))
-    refuse_beyond_context(backend, longest_prompt=longest_prompt, max_tokens=max_tokens)
+    if isinstance(backend, Server):
+        refuse_beyond_context(backend, longest_prompt=longest_prompt, max_tokens=max_tokens)
+        return None
+    if isinstance(backend, ScriptedBackend) or checkpoint is None:
+        return None
+    context = positions_of(checkpoint)
+    if longest_prompt + max_tokens <= context:
+        return None
+    return (
+        f"sampling.max_tokens {max_tokens:,}: behind the longest prompt ({longest_prompt:,} tokens) "
+        f"completions end after {max(context - longest_prompt, 0):,}, for the model has "
+        f"{context:,} positions"
+    )
 
 
 def refuse_beyond_context(server: Server, *, longest_prompt: int, max_tokens: int) -> None:

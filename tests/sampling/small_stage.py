@@ -40,6 +40,7 @@ def write_recipe(folder: Path, **keys: Any) -> Path:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     checkpoint = write_tokenizer(folder / "checkpoint")
     (checkpoint / "model.safetensors").touch()  # what answers is a script
+    (checkpoint / "config.json").write_text('{"model_type": "qwen3"}')
     raw: dict[str, Any] = {
         "out": str(folder / "out"),
         "checkpoint": str(folder / "checkpoint"),

@@ -29,11 +29,11 @@ from posttrain.config.grpo import LoraServer
 from posttrain.errors import ConfigError, DataError
 from posttrain.models.inference import weights_digest
 from posttrain.records import Message
-from posttrain.rollouts import Parameters
+from posttrain.rollouts import Parameters, Prompt
 from posttrain.runs import Counts, Run
 from posttrain.sampling.engines.transformers import TransformersEngine
 from posttrain.sampling.engines.vllm import open_vllm
-from posttrain.sampling.open import opened_sampler, refuse_beyond_context
+from posttrain.sampling.open import check_context, opened_sampler, refuse_beyond_context
 from posttrain.sampling.render import RenderedSampler
 from posttrain.sampling.sampler import Request, Sampler
 from posttrain.tokens.renderer import renderer_of
@@ -200,6 +200,26 @@ def test_tokens_beyond_the_servers_context_are_refused(longest: int, refused: bo
             return
         with pytest.raises(ConfigError, match=r"max_tokens to at most 80, or serve with a larger"):
             refuse_beyond_context(reached, longest_prompt=longest, max_tokens=90)
+
+
+def test_a_plan_says_where_the_positions_of_a_model_in_process_end_completions(checkpoint: Path):
+    context = json.loads((checkpoint / "config.json").read_text())["max_position_embeddings"]
+    renderer = renderer_of(ON_CPU, str(checkpoint))
+    assert renderer is not None
+    prompts = [
+        Prompt(str(length), str(length), "plain", (Message("user", "?" * length),))
+        for length in (3, 30)
+    ]
+    longest = len(renderer.tokenizer(renderer.text(prompts[1])).input_ids)
+    room = context - longest
+
+    def line(max_tokens: int) -> str | None:
+        return check_context(ON_CPU, str(checkpoint), prompts, renderer, max_tokens=max_tokens)
+
+    assert line(room) is None
+    text = line(room + 1)
+    assert text is not None
+    assert f"({longest} tokens) completions end after {room:,}, " in text
 
 
 def test_an_adapter_is_as_long_as_the_model_that_it_will_be_loaded_onto():
