@@ -84,6 +84,9 @@ def forked(
                 # one that was killed says nothing to the others, as on a machine that is gone
                 for other in running if codes[ranks[pid]] < 0 else ():
                     os.kill(other, signal.SIGTERM)
+        if -signal.SIGALRM in codes:
+            # it may wait for a thread of this process, such as a test's server
+            faulthandler.dump_traceback(out)
         out.seek(0)
         ended = Ended(codes, out.read().decode("utf-8", "replace"))
     assert -signal.SIGALRM not in codes, ended.text[-20_000:]  # a kill that a test expects is another
