@@ -323,9 +323,12 @@ async def sampling_time(
         return "not measured: the sampler is no model in this process"
     seconds = speed.seconds(prompts=len(prompts), tokens=tokens, rows=rows)
     seconds_per_thousand = 1000 * speed.token_seconds(rows)
+    per_thousand = duration(seconds_per_thousand)
+    if seconds_per_thousand < 10:
+        per_thousand = f"{seconds_per_thousand:.2g} s"
     return (
         f"at most {duration(seconds)}, if every completion runs to its limit; 1,000 tokens "
-        f"take {seconds_per_thousand:,.2g} s. {speed.text(rows)}"
+        f"take {per_thousand}. {speed.text(rows)}"
     )
 
 
