@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     from posttrain.pages.samples import planned, prompts_by_source
     from posttrain.report.console import open_console, print_sections
     from posttrain.runner import run_data_stage
-    from posttrain.sampling.alerts import alert_text
+    from posttrain.sampling.alerts import alert_texts
     from posttrain.sampling.generate import finish, make_samples, time_line
     from posttrain.sampling.open import check_context, checkpoint_parents
     from posttrain.tokens.renderer import message_text, renderer_of
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
             prompt_stats={**built.stats(), "inputs": as_stats(prompt_plan.inputs)},
             alerts=alerts,
         )
-        for line in [*map(alert_text, alerts), *samples.lines()]:
+        for line in [*alert_texts(alerts), *samples.lines()]:
             console.print(line)
 
     def check(_: Run) -> None:

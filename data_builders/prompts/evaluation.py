@@ -41,7 +41,9 @@ def open_tasks(recipe: EvalConfig) -> PromptPlan | None:
     if row_recipe is not None:
         missing += missing_inputs(row_recipe.row_tasks, BASE, judge=recipe.judge is not None)
     if recipe.inspect_tasks:
-        require_inspect("a task of inspect", extra="eval-suite")
+        # a task in a file needs inspect alone, any other a package of tasks too
+        in_files = all("@" in task.task for task in recipe.inspect_tasks)
+        require_inspect("a task of inspect", extra="inspect" if in_files else "eval-suite")
         from posttrain.evaluation.inspect_adapter.tasks import missing_tasks
 
         missing += missing_tasks(recipe.inspect_tasks)

@@ -19,7 +19,7 @@ import yaml
 from posttrain.evaluation.intervals import Z95
 from posttrain.evaluation.metrics import ALL
 from posttrain.runs import Manifest, atomic_write_text
-from posttrain.sampling.alerts import alert_text
+from posttrain.sampling.alerts import alert_texts
 
 EXPORT = "export"
 Row = Mapping[str, Any]
@@ -43,7 +43,7 @@ def write_exports(folder: Path, metrics: Row, manifest: Manifest) -> None:
                 key = (row["checkpoint"], *_cell_key(row))
                 writer.writerow((*key, name, *values, unscored_of(row)))
     atomic_write_text(folder / "scores.csv", scores.getvalue())
-    alerts = "".join(f"{alert_text(row)}\n\n" for row in metrics.get("alerts", []))
+    alerts = "".join(f"{text}\n\n" for text in alert_texts(metrics.get("alerts", [])))
     atomic_write_text(folder / "table.md", alerts + markdown_tables(cells, sensitivity))
     for checkpoint in dict.fromkeys(cell["checkpoint"] for cell in cells):
         checkpoint_cells = [cell for cell in cells if cell["checkpoint"] == checkpoint]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.lineage import Node, read_json, trace
 from posttrain.report import section as ui
-from posttrain.sampling.alerts import alert_text, worst
+from posttrain.sampling.alerts import alert_texts, worst
 
 if TYPE_CHECKING:
     from posttrain.evaluation.compare import Difference
@@ -239,7 +239,7 @@ def alert_tiles(node: Node) -> list[ui.Tile]:
 @ui.section("To know first")
 def alerts(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
     """Section with a sentence for each alert."""
-    yield from map(alert_text, rows)
+    yield from alert_texts(rows)
 
 
 # -- an evaluation ---------------------------------------------------------------------------------

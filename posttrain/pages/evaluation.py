@@ -438,7 +438,7 @@ def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
                 _points(row["floor"]),
                 _points(row["debiased"]),
                 _points(row["low"], row["high"]),
-                None if row["p"] is None else f"{row['p']:.2g}",
+                _p_value(row["p"]),
                 ui.percent(row["consistency"]),
                 ui.percent(row["consistency_within"]),
                 sum(row["unscored"].values()),
@@ -464,6 +464,13 @@ def prompt_sensitivity(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         task, setting, thinking = key
         caption = f"{task}, {setting}, reasoning {thinking}: 95 % intervals of sampling alone."
         yield ui.IntervalChart(intervals, "accuracy by template", caption)
+
+
+def _p_value(p: float | None) -> str | None:
+    """A p-value of two digits; a tail that floating point rounds to 0 is not 0."""
+    if p is None:
+        return None
+    return f"{p:.2g}" if p >= 1e-99 else "< 1e-99"
 
 
 def _points(*shares: float | None) -> str | None:

@@ -205,7 +205,7 @@ def _draw_intervals(axes: Axes, chart: IntervalChart, height: int) -> None:
     positions = _interval_positions(chart)
     left_margin = max(54, min(WIDTH * 2 // 3, CHARACTER * max(map(len, labels)) + 10))
     longest_name = min(_MAX_NAME, max(len(row.name) for row in chart.rows))
-    right_margin = _SHARE_WIDTH + CHARACTER * longest_name
+    right_margin = _SHARE_GAP + _SHARE_WIDTH + CHARACTER * longest_name
     plot_width = WIDTH - left_margin - right_margin
     for position, row, label in zip(positions, chart.rows, labels, strict=True):
         colour = LINE[row.style]

@@ -30,8 +30,22 @@ def alert(
     }
 
 
-def alert_text(row: Row) -> str:
-    """Sentence about an alert's row, with a remedy."""
+def alert_texts(rows: Sequence[Row]) -> list[str]:
+    """Sentences about alerts, with a remedy; tasks of a checkpoint with equal figures share one."""
+    # (checkpoint, sentence) → its tasks, or settings where the run has one checkpoint
+    tasks_by_text: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        checkpoint, _, task = row["where"].rpartition(", ")
+        tasks_by_text.setdefault((checkpoint, _alert_text(row)), []).append(task)
+    texts: list[str] = []
+    for (checkpoint, text), tasks in tasks_by_text.items():
+        where = ", ".join([checkpoint, *tasks] if checkpoint else tasks)
+        each = " each" if len(tasks) > 1 else ""
+        texts.append(f"{where}: {text}{each}")
+    return texts
+
+
+def _alert_text(row: Row) -> str:
     unusable = row["truncated"] + row["unformatted"]
     parts: list[str] = []
     if row["truncated"]:
@@ -39,7 +53,7 @@ def alert_text(row: Row) -> str:
     if row["unformatted"]:
         parts.append(f"{row['unformatted']:,} without an answer in the form that is asked for")
     share = f"{unusable / row['completions']:.1%} of {row['completions']:,}"
-    return f"{row['where']}: {share} completions are no answers: {', '.join(parts)}"
+    return f"{share} completions are no answers: {', '.join(parts)}"
 
 
 def worst(rows: Sequence[Row]) -> Row:

@@ -227,8 +227,8 @@ def check_context(
     if longest_prompt + max_tokens <= context:
         return None
     return (
-        f"sampling.max_tokens {max_tokens:,}: behind the longest prompt ({longest_prompt:,} tokens) "
-        f"completions end after {max(context - longest_prompt, 0):,}, for the model has "
+        f"sampling.max_tokens {max_tokens:,}: behind the longest prompt ({longest_prompt:,} "
+        f"tokens) completions end after {max(context - longest_prompt, 0):,}, for the model has "
         f"{context:,} positions"
     )
 

@@ -193,3 +193,5 @@ def test_names_stand_beside_the_shares_where_styles_would_repeat():
     assert texts.count("all") == 1
     assert [text for text in texts if text.startswith("policy")] == [row.name for row in rows]
     assert re.findall("<title>(.*?): .*?</title>", svg) == [f"policy {k}, all" for k in range(6)]
+    # eight pixels a character, within the drawing
+    assert tick_places(svg)["policy 5"][0] + 8 * len("policy 5") <= charts.WIDTH

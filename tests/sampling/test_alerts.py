@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from posttrain.records import Message, Score
 from posttrain.rollouts import Prompt
 from posttrain.runs import read_artifact
-from posttrain.sampling.alerts import alert, alert_text, worst
+from posttrain.sampling.alerts import alert, alert_texts, worst
 from posttrain.sampling.sampler import Request
 from reward.graders.base import lacks_format
 from tests.evaluation.scripted import ScriptedSampler
@@ -26,13 +27,26 @@ def test_a_third_is_not_more_than_a_third():
     assert alert("a", completions=0, truncated=0, unformatted=0) is None
     row = alert("a", completions=30, truncated=6, unformatted=5)
     assert row is not None
-    assert alert_text(row) == (
+    assert alert_texts([row]) == [
         "a: 36.7% of 30 completions are no answers: 6 truncated (raise sampling.max_tokens), "
         "5 without an answer in the form that is asked for"
-    )
+    ]
     other = alert("b", completions=4, truncated=4, unformatted=0)
     assert other is not None
     assert worst([row, other]) == other
+
+
+def test_tasks_of_a_checkpoint_with_equal_figures_share_a_sentence():
+    def row(where: str, truncated: int) -> dict[str, Any]:
+        return {"where": where, "completions": 4, "truncated": truncated, "unformatted": 0}
+
+    rows = [row("sft, a", 4), row("sft, b", 3), row("sft, c", 4), row("dpo, a", 4)]
+    remedy = "truncated (raise sampling.max_tokens)"
+    assert alert_texts(rows) == [
+        f"sft, a, c: 100.0% of 4 completions are no answers: 4 {remedy} each",
+        f"sft, b: 75.0% of 4 completions are no answers: 3 {remedy}",
+        f"dpo, a: 100.0% of 4 completions are no answers: 4 {remedy}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -99,8 +113,8 @@ def test_an_evaluation_says_first_what_was_truncated(tmp_path: Path, capsys):
     path = write_eval(tmp_path, sampling={"max_tokens": 2})
     evaluate(path, samplers=[ScriptedSampler(answers), ScriptedSampler(answers)])
     words = (
-        "sft, sums.no_tools: 100.0% of 48 completions are no answers: "
-        "48 truncated (raise sampling.max_tokens)"
+        "sft, sums.no_tools, products.no_tools: 100.0% of 48 completions are no answers: "
+        "48 truncated (raise sampling.max_tokens) each"
     )
     closing = capsys.readouterr().out.split("To know first\n")[1]
     assert closing.startswith(words)

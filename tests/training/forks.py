@@ -89,7 +89,9 @@ def forked(
             faulthandler.dump_traceback(out)
         out.seek(0)
         ended = Ended(codes, out.read().decode("utf-8", "replace"))
-    assert -signal.SIGALRM not in codes, ended.text[-20_000:]  # a kill that a test expects is another
+    assert -signal.SIGALRM not in codes, ended.text[
+        -20_000:
+    ]  # a kill that a test expects is another
     if check:
         assert not any(ended.codes), f"{ended.codes} {ended.text[-20_000:]}"
     return ended
