@@ -94,11 +94,10 @@ def results_of(cells: Sequence[Row], manifest: Manifest) -> dict[str, Any]:
         score_name = f"{cell['setting']}_{cell['thinking']}"
         for name, estimate in _figures(cell):
             scores = metrics.setdefault(name, {"scores": {}})["scores"]
-            error = (estimate["high"] - estimate["low"]) / (2 * Z95)
-            scores[score_name] = {
-                "value": estimate["value"],
-                "stats": {"count": estimate["samples"], "stderr": error},
-            }
+            stats: dict[str, Any] = {"count": estimate["samples"]}
+            if estimate["low"] is not None:
+                stats["stderr"] = (estimate["high"] - estimate["low"]) / (2 * Z95)
+            scores[score_name] = {"value": estimate["value"], "stats": stats}
         shares = metrics.setdefault(UNSCORED, {"scores": {}})["scores"]
         shares[score_name] = {
             "value": unscored_of(cell) / cell["samples"],

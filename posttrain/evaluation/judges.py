@@ -17,7 +17,7 @@ from rich.console import Console
 from posttrain.config.eval import EvalGenRmConfig
 from posttrain.errors import DataError
 from posttrain.evaluation.compare import differences, length_difference, rate_difference
-from posttrain.evaluation.intervals import Values, length, rate
+from posttrain.evaluation.intervals import Values, mean, rate
 from posttrain.hashing import digest_of
 from posttrain.jsontext import row_line
 from posttrain.rollouts import Completion, Prompt, RolloutLimits
@@ -119,11 +119,8 @@ def _question_values(judged: Sequence[Judged]) -> dict[str, Values]:
     return {**values}
 
 
-def judge_cells(judged: Sequence[Judged], *, seed: int) -> list[Row]:
+def judge_cells(judged: Sequence[Judged]) -> list[Row]:
     """Figures of each checkpoint and source, and over all sources where there are several.
-
-    Args:
-        seed: of the bootstrap of means.
 
     Returns:
         Rows of counts, and of each figure with its interval; None where a figure has no value.
@@ -134,8 +131,7 @@ def judge_cells(judged: Sequence[Judged], *, seed: int) -> list[Row]:
             values = _question_values(source_judgements)
             figures = {name: rate(values[name]) for name in RATES}
             for name in MEANS:
-                spread = length(values[name], seed=seed)
-                figures[name] = spread and spread.mean
+                figures[name] = mean(values[name])
             row: Row = {
                 "checkpoint": checkpoint,
                 "source": source,
@@ -281,7 +277,7 @@ def run_evaluation(
     metrics: Row = {}
     if alerts := alert_rows(judged):
         metrics["alerts"] = alerts
-    metrics["cells"] = judge_cells(judged, seed=recipe.seed)
+    metrics["cells"] = judge_cells(judged)
     metrics["differences"] = judge_differences(judged)
     metrics["failed"] = failed
     atomic_write_json(out / METRICS, metrics)

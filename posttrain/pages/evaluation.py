@@ -389,7 +389,10 @@ def lengths(cells: Sequence[ui.Row]) -> Iterator[ui.Block]:
             rows.append([cell["checkpoint"], *cell_key(cell), name.replace("_", " "), *levels])
     head = ["checkpoint", "task", "setting", "reasoning", "length", "mean", "median", "90 %"]
     yield ui.Table(head, rows)
-    yield "Tokens of a completion, all its steps; bootstrap intervals over questions."
+    yield (
+        "Tokens of a completion, all its steps. Intervals are over questions: Student's of means, "
+        "bootstraps of quantiles. Fewer than 6 bound no median, fewer than 36 no 90 %."
+    )
 
 
 @ui.section("Differences")

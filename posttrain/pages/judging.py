@@ -130,10 +130,13 @@ def judges_compared(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
 
 
 def _estimate(row: ui.Row | None, *, scale: float = 1, digits: int = 1) -> ui.TableCell | None:
-    """Cell of a value, with its interval below; None for None."""
+    """Cell of a value, with its interval, if any, below; None for None."""
     if row is None:
         return None
-    value, low, high = (ui.decimal(scale * row[key], digits) for key in ("value", "low", "high"))
+    value = ui.decimal(scale * row["value"], digits)
+    if row["low"] is None:
+        return ui.TableCell(value)
+    low, high = (ui.decimal(scale * row[key], digits) for key in ("low", "high"))
     return ui.TableCell(value, below=f"{low} … {high}")
 
 

@@ -327,11 +327,11 @@ def _measure_seed(
     return _seed_row(simulated, measured)
 
 
-def _over_seeds(seeds: list[dict[str, float]]) -> dict[str, dict[str, float]]:
+def _over_seeds(seeds: list[dict[str, float]]) -> dict[str, dict[str, float | None]]:
     """Mean KL over draws by component, with the t interval of independent draws."""
     if len(seeds) < 2:
         return {}
-    means: dict[str, dict[str, float]] = {}
+    means: dict[str, dict[str, float | None]] = {}
     for name in seeds[0]:
         mean = ratio([row[name] for row in seeds], [1] * len(seeds))
         means[name] = {"value": mean.value, "low": mean.low, "high": mean.high}

@@ -262,15 +262,19 @@ def ratio(part: float, whole: float, digits: int = 1) -> str | None:
 
 
 def estimate(row: Row | None, *, scale: float = 1.0, digits: int = 1) -> str | None:
-    """Text of a value with its interval, such as "61.0 (55.2 … 66.4)"; None for None.
+    """Text of a value with its interval, if any, such as "61.0 (55.2 … 66.4)"; None for None.
 
     Args:
         row: has `value`, `low` and `high`, each of which is multiplied by `scale`.
     """
     if row is None:
         return None
-    value, low, high = (decimal(scale * row[key], digits) for key in ("value", "low", "high"))
-    return f"{value} ({low} … {high})"
+    value = decimal(scale * row["value"], digits)
+    if row["low"] is None:
+        return value
+    return (
+        f"{value} ({decimal(scale * row['low'], digits)} … {decimal(scale * row['high'], digits)})"
+    )
 
 
 def decimal(value: float, digits: int) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from posttrain.evaluation.intervals import Estimate, Length, length, pass_at, rate, welch, wilson
+from posttrain.report.section import estimate
 from tests.evaluation.coverage import Cell, measure_win_rate
 
 
@@ -88,10 +90,40 @@ def test_length_statistics_and_their_intervals():
     assert found.mean.value == pytest.approx(50.5)
     assert found.median.value == 50.0
     assert found.p90.value == 90.0
-    for estimate in (found.mean, found.median, found.p90):
-        assert estimate.low < estimate.value < estimate.high
+    for figure in (found.mean, found.median, found.p90):
+        assert figure.low < figure.value < figure.high
     assert 10 < found.mean.high - found.mean.low < 13  # 2 · 1.96 · 28.9 / √100 = 11.3
     assert found == lengths(values, range(100))
+
+
+@pytest.mark.parametrize("questions", [2, 5, 36])
+def test_intervals_of_lengths_hold_the_truth_or_are_not_given(questions: int):
+    """Answers of three samples a question whose lengths vary by question and by sample."""
+    rng = np.random.default_rng(questions)
+    truths = {"mean": 500.0, "median": 500.0, "p90": 500 + 1.2816 * (100**2 + 50**2) ** 0.5}
+    held = dict.fromkeys(truths, 0)
+    given = dict.fromkeys(truths, 0)
+    trials = 200
+    for _ in range(trials):
+        means = rng.normal(500, 100, questions)
+        drawn = rng.normal(np.repeat(means, 3), 50)
+        found = lengths(drawn.tolist(), np.repeat(np.arange(questions), 3).tolist())
+        for name, truth in truths.items():
+            figure = getattr(found, name)
+            if figure.low is not None:
+                given[name] += 1
+                held[name] += figure.low <= truth <= figure.high
+    least = {"mean": 2, "median": 6, "p90": 36}
+    for name in truths:
+        assert given[name] == (trials if questions >= least[name] else 0)
+        assert held[name] >= 0.86 * given[name]
+    assert held["mean"] >= 0.9 * trials
+
+
+def test_the_length_of_one_question_has_no_interval():
+    found = lengths([100.0, 300.0], ["a", "a"])
+    assert (found.mean.value, found.mean.low, found.mean.high) == (200.0, None, None)
+    assert estimate(asdict(found.mean)) == "200.0"
 
 
 def test_length_draws_questions_not_samples():
