@@ -192,9 +192,9 @@ def run_ours(
 ) -> Result:
     """Run our trainer in one layout, with the mean form of the SFT term, which is TRL's."""
     args, tokenizer, work = setting
-    key = ReferenceKey("benchmark", None, layout, "any", None, False)
+    key = ReferenceKey("benchmark", None, layout, "any", None)
     order = longest_first(pairs.total_lengths)
-    store = ReferenceStore(work, key, order=order, chosen_counts=pairs.chosen.sampled)
+    store = ReferenceStore(work, key, order=order)
     trainer = InOrder(
         model=make(),
         args=arguments(args, work, precompute_ref_log_probs=True),

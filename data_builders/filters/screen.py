@@ -95,6 +95,8 @@ def copied(example: Example, _: Sequence[TextPart], limits: CopiedFilter) -> Dro
 _FINISHED = re.compile(r"""[.!?…。！？:)\]}>»"'”’`*_|$~\d；;✅❌]\s*\Z|\\[a-z]+\s*\Z""")
 _FENCE = re.compile(r"^\s*```", re.MULTILINE)
 _MIN_TOKEN_CHARACTERS = 2  # no token of running text is shorter on average
+# relative difference from a limit: it may have been counted in another tokenizer's tokens
+_TRUNCATION_TOLERANCE = 0.01
 
 
 def truncated(
@@ -112,7 +114,7 @@ def truncated(
         if not bounds or finished(part.text):
             continue
         length = len(encode([turn])[0])
-        if any(abs(length - bound) <= limits.slack * bound for bound in bounds):
+        if any(abs(length - bound) <= _TRUNCATION_TOLERANCE * bound for bound in bounds):
             detail = f"stops in mid-sentence after {length:,} tokens"
             return part.drop("truncated_text", detail, max(len(part.text) - 100, 0))
     return None

@@ -44,15 +44,12 @@ class LossConfig(Strict):
     preference_weight, sft_weight: weights of the two terms.
     sft_form: `sum` over a completion's tokens, averaged over pairs (NVIDIA's code); `mean` over the
         chosen tokens of the whole batch, smaller by about the length of a completion.
-    kl_weight: weight of a separate KL(reference ‖ policy) on the chosen tokens, normalised as
-        `sft_form` says; not in the paper. Above 0 the reference cache holds 4 bytes a token.
     """
 
     beta: float = Field(default=0.05, gt=0, json_schema_extra=source("paper, App. C"))
     preference_weight: float = Field(default=1.0, gt=0, json_schema_extra=source("paper, App. C"))
     sft_weight: float = Field(default=0.2, ge=0, json_schema_extra=source("paper, App. C"))
     sft_form: SftForm = "sum"
-    kl_weight: float = Field(default=0.0, ge=0)
 
 
 class DpoConfig(PolicyRecipe, stage="dpo"):

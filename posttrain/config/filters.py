@@ -104,11 +104,9 @@ class TruncatedFilter(Strict):
     """Texts cut off at the limit their sampler had: they stop in mid-sentence, and just there.
 
     tokens: limits of the source's sampler on the tokens of a turn, trace and answer together.
-    slack: tolerance of the count, as a share: the limit may be in another tokenizer's tokens.
     """
 
     tokens: tuple[Annotated[int, Field(ge=16)], ...] = Field(min_length=1)
-    slack: float = Field(default=0.01, ge=0, le=0.5)
 
 
 class Pattern(Strict):

@@ -18,16 +18,13 @@ class SamplingConfig(TokenChoice):
     """Sampling of each step.
 
     max_tokens: tokens of one step at most, reasoning included.
-    logps: keep the log-probability of each sampled token, for studies of the samples: no stage
-        reads them.
     """
 
     max_tokens: int = Field(default=1024, ge=1)
-    logps: bool = False
 
     def parameters(self) -> Parameters:
         """The sampling parameters that a sampler takes."""
-        return Parameters(max_tokens=self.max_tokens, logps=self.logps, **self.chosen())
+        return Parameters(max_tokens=self.max_tokens, **self.chosen())
 
 
 class ToolLoopSampling(SamplingConfig):

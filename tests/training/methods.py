@@ -91,7 +91,7 @@ def write_methods(root: Path, data: Path, attention: Path) -> dict[str, Method]:
     # 10 steps of 8 pairs, resumable every 3 steps, logged every 2; mean form, so that the layout
     # could show; the reference in 3 shards
     trainer = {"max_steps": 10, "save_steps": 3, "logging_steps": 2}
-    loss = {"sft_form": "mean", "kl_weight": 0.1}
+    loss = {"sft_form": "mean"}
     pairs = dpo.raw_recipe(
         write_pairs(root / "pairs", make_pairs(40)), attention, Path("unset"),
         trainer | {"per_device_train_batch_size": 4}, max_epochs=2, loss=loss,

@@ -107,7 +107,9 @@ class ChatSampler:
                 "a chat endpoint cannot hold a reasoning budget exactly; use kind: completions"
             )
         if parameters.logps:
-            raise ConfigError("a chat endpoint gives no log-probabilities of ids; logps: false")
+            raise ConfigError(
+                "a chat endpoint gives no log-probabilities of ids; use kind: completions"
+            )
         if backend.thinking == "fixed" and self._thinking not in (None, request.thinking):
             raise ConfigError(
                 "backend.thinking: fixed, and the recipe samples with thinking on and off: name how"

@@ -1,6 +1,6 @@
 """The DPO loss of a micro-batch, scaled so that micro-batches and processes add up to one batch.
 
-L = w_p · mean_pairs[−log σ(β(r_c − r_r))] + w_s · SFT(chosen) + w_k · KL,  r = log π − log π_ref
+L = w_p · mean_pairs[−log σ(β(r_c − r_r))] + w_s · SFT(chosen),  r = log π − log π_ref
 
 (Rafailov et al. 2023; weights and β as in the Nemotron 3 Nano report, Appendix C.) Each log π is a
 sum over the tokens that the model sampled, in nats, float64. Metrics are means over the pairs of a
@@ -26,7 +26,6 @@ SUMS: tuple[str, ...] = (
     "pairs",
     "preference",
     "sft",
-    "kl",
     "margin",
     "right",
     "chosen",
@@ -50,20 +49,17 @@ class ScoredPairs:
     Attributes:
         chosen: `[n]`, sum over the sampled tokens of each chosen.
         rejected: `[n]`, likewise for each rejected.
-        chosen_tokens: `[t]`, of the sampled tokens of all chosen, one pair after the other.
     """
 
     chosen: torch.Tensor
     rejected: torch.Tensor
-    chosen_tokens: torch.Tensor
 
 
 def describe_loss(loss: LossConfig) -> str:
     """Formula of the loss for the plan and the card."""
-    kl = f" + {loss.kl_weight:g} × KL(reference ‖ policy) on chosen" if loss.kl_weight else ""
     return (
         f"{loss.preference_weight:g} × −log σ({loss.beta:g} × margin) + {loss.sft_weight:g} × SFT "
-        f"on chosen ({loss.sft_form} of its tokens){kl}"
+        f"on chosen ({loss.sft_form} of its tokens)"
     )
 
 
@@ -100,38 +96,26 @@ def score_pairs(
     segments_T = segment[:, 1:][trained]
     logps_T = log_probs[trained].double()
     sums = logps_T.new_zeros(2 * pairs).index_add(0, segments_T, logps_T)
-    chosen_T = segments_T % 2 == 0
-    # rows hold pairs in any order, but the tokens of a pair are in order: a stable sort by pair
-    order = segments_T[chosen_T].argsort(stable=True)
-    return ScoredPairs(
-        chosen=sums[0::2], rejected=sums[1::2], chosen_tokens=logps_T[chosen_T][order]
-    )
+    return ScoredPairs(chosen=sums[0::2], rejected=sums[1::2])
 
 
 def pair_terms(
-    scored: ScoredPairs,
-    *,
-    reference: tuple[torch.Tensor, torch.Tensor],
-    loss: LossConfig,
-    reference_tokens: torch.Tensor | None = None,
-    chosen_counts: torch.Tensor | None = None,
+    scored: ScoredPairs, *, reference: tuple[torch.Tensor, torch.Tensor], loss: LossConfig
 ) -> dict[str, torch.Tensor]:
     """Terms and metrics of each pair, `[n]` each, under the names of `SUMS`.
 
     Args:
         reference: log-probabilities of chosen and rejected under the reference, `[n]` each.
-        reference_tokens: those of the chosen tokens, `[t]`; needed if `loss.kl_weight` is set.
-        chosen_counts: sampled tokens of each chosen, `[n]`; needed if `loss.kl_weight` is set.
 
     Returns:
-        The preference loss, the SFT loss (a sum over the chosen tokens), the KL term if it has a
-        weight (likewise a sum), the margin β(r_c − r_r), and log-probabilities with their change.
+        The preference loss, the SFT loss (a sum over the chosen tokens), the margin β(r_c − r_r),
+        and log-probabilities with their change.
     """
     reference_chosen, reference_rejected = reference
     chosen_change = scored.chosen - reference_chosen
     rejected_change = scored.rejected - reference_rejected
     margin = loss.beta * (chosen_change - rejected_change)
-    terms = {
+    return {
         "preference": -F.logsigmoid(margin),
         "sft": -scored.chosen,
         "margin": margin,
@@ -140,17 +124,6 @@ def pair_terms(
         "chosen_change": chosen_change,
         "rejected_change": rejected_change,
     }
-    if loss.kl_weight:
-        assert reference_tokens is not None
-        assert chosen_counts is not None
-        # an unbiased estimate that is never negative (Schulman's k3) of KL(reference ‖ policy), as
-        # the chosen were sampled from the reference
-        log_ratio_T = scored.chosen_tokens - reference_tokens
-        kl_T = log_ratio_T.exp() - 1 - log_ratio_T
-        pairs = torch.arange(len(chosen_counts), device=kl_T.device)
-        pair_T = pairs.repeat_interleave(chosen_counts)
-        terms["kl"] = kl_T.new_zeros(len(chosen_counts)).index_add(0, pair_T, kl_T)
-    return terms
 
 
 def total_loss(
@@ -163,24 +136,17 @@ def total_loss(
             chosen tokens of the micro-batch into its part of the mean over those of the batch.
     """
     total = loss.preference_weight * terms["preference"].mean()
-    for name, weight in (("sft", loss.sft_weight), ("kl", loss.kl_weight)):
-        if not weight:
-            continue
-        term_n = terms[name]
-        mean = term_n.mean() if loss.sft_form == "sum" else term_n.sum() * mean_scale
-        total = total + weight * mean
+    if loss.sft_weight:
+        sft_n = terms["sft"]
+        sft = sft_n.mean() if loss.sft_form == "sum" else sft_n.sum() * mean_scale
+        total = total + loss.sft_weight * sft
     return total
 
 
 class PairMetrics:
-    """Metrics of the pairs since the last reset, in all and by category.
+    """Metrics of the pairs since the last reset, in all and by category."""
 
-    Args:
-        kl: the loss has a KL term.
-    """
-
-    def __init__(self, *, kl: bool) -> None:
-        self._kl = kl
+    def __init__(self) -> None:
         # [categories, SUMS]
         self._sums = torch.zeros(len(CATEGORIES), len(SUMS), dtype=torch.float64)
 
@@ -206,7 +172,6 @@ class PairMetrics:
         chosen_tokens, rejected_tokens = counts
         columns = {
             "pairs": torch.ones_like(margin),
-            "kl": torch.zeros_like(margin),
             **terms,
             # a tie is half right; before the first step all are ties, but for rounding
             "right": (margin > TIE).double() + 0.5 * (margin.abs() <= TIE).double(),
@@ -220,8 +185,6 @@ class PairMetrics:
         """Means over the pairs of all processes. Every process must call it."""
         sums_by_category = accelerator.reduce(self._sums.clone(), "sum").cpu()
         means = _means(sums_by_category.sum(0))
-        if not self._kl:
-            del means["kl_sum"], means["kl_mean"]
         for category, sums in zip(CATEGORIES, sums_by_category, strict=True):
             has_pairs = bool(sums[SUMS.index("pairs")])
             if has_pairs:
@@ -239,10 +202,9 @@ def _means(values: torch.Tensor) -> dict[str, float]:
         "preference_loss": sums["preference"] / pairs,
         "margin": sums["margin"] / pairs,
         "accuracy": sums["right"] / pairs,
+        "sft_sum": sums["sft"] / pairs,
+        "sft_mean": sums["sft"] / sums["chosen_tokens"],
     }
-    for term in ("sft", "kl"):
-        means[f"{term}_sum"] = sums[term] / pairs
-        means[f"{term}_mean"] = sums[term] / sums["chosen_tokens"]
     for side in ("chosen", "rejected"):
         change = sums[f"{side}_change"]
         means[f"{side}_logp"] = sums[side] / pairs

@@ -42,7 +42,6 @@ class ReferenceKey:
         data: Digest of the pairs.
         dtype: Dtype of the forward pass.
         quantization: Quantisation of the base model, if any.
-        tokens: True where log-probabilities of single tokens are kept too.
     """
 
     weights: str
@@ -50,7 +49,6 @@ class ReferenceKey:
     data: str
     dtype: str
     quantization: str | None
-    tokens: bool
 
     @property
     def digest(self) -> str:
@@ -65,31 +63,17 @@ class Reference:
     Attributes:
         chosen: float64 `[pairs]`, sum over the sampled tokens of each chosen.
         rejected: float64 `[pairs]`, likewise for each rejected.
-        tokens: float32, of the sampled tokens of all chosen; None where the loss has no KL term.
-        offsets: `[pairs + 1]`, index in `tokens` of the first token of each chosen, and its end.
     """
 
     chosen: Array
     rejected: Array
-    tokens: Array | None
-    offsets: Array
 
-    def select(
-        self, rows: torch.Tensor
-    ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor | None]:
-        """Sums of chosen and rejected of some rows, and the chosen tokens one row after another.
-
-        All are float64, on the device of `rows`.
-        """
+    def select(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sums of chosen and rejected of some rows, in float64, on the device of `rows`."""
         indices = rows.cpu().numpy()
         chosen = torch.from_numpy(self.chosen[indices]).to(rows.device)
         rejected = torch.from_numpy(self.rejected[indices]).to(rows.device)
-        if self.tokens is None:
-            return (chosen, rejected), None
-        starts = self.offsets[indices]
-        counts = self.offsets[indices + 1] - starts
-        tokens = torch.from_numpy(self.tokens[concatenated_ranges(starts, counts)])
-        return (chosen, rejected), tokens.to(rows.device).double()
+        return chosen, rejected
 
 
 class ReferenceStore:
@@ -98,15 +82,12 @@ class ReferenceStore:
     Args:
         folder: parent of the folders of all keys.
         order: rows of the pairs in the order of computation, longest first.
-        chosen_counts: sampled tokens of each chosen, by row.
     """
 
-    def __init__(
-        self, folder: Path, key: ReferenceKey, *, order: Array, chosen_counts: Array
-    ) -> None:
+    def __init__(self, folder: Path, key: ReferenceKey, *, order: Array) -> None:
         self.path = folder / key.digest[:16]
         self.key = key
-        self.chosen_counts = chosen_counts
+        self.pairs = len(order)
         self.shards = [
             order[start : start + SHARD_PAIRS] for start in range(0, len(order), SHARD_PAIRS)
         ]
@@ -118,11 +99,9 @@ class ReferenceStore:
     def _file(self, shard: int) -> Path:
         return self.path / f"shard-{shard:05d}.safetensors"
 
-    def write(self, shard: int, *, chosen: Array, rejected: Array, tokens: Array | None) -> None:
+    def write(self, shard: int, *, chosen: Array, rejected: Array) -> None:
         """Write one shard, with values in the order of the rows `shards[shard]`."""
         values = {"row": self.shards[shard], "chosen": chosen, "rejected": rejected}
-        if tokens is not None:
-            values["tokens"] = tokens.astype(np.float32)
         if not (self.path / "key.json").is_file():
             atomic_write_json(self.path / "key.json", asdict(self.key))
         metadata = {"key": self.key.digest, "sha256": _checksum(values)}
@@ -140,19 +119,13 @@ class ReferenceStore:
         Raises:
             DataError: a shard of another key, or one that was changed.
         """
-        pairs = len(self.chosen_counts)
-        offsets = np.concatenate([[0], np.cumsum(self.chosen_counts)])
-        chosen = np.full(pairs, np.nan)
-        rejected = np.full(pairs, np.nan)
-        tokens = np.full(offsets[-1], np.nan, np.float32) if self.key.tokens else None
+        chosen = np.full(self.pairs, np.nan)
+        rejected = np.full(self.pairs, np.nan)
         for shard, rows in enumerate(self.shards):
             values = self._read(shard)
             chosen[rows] = values["chosen"]
             rejected[rows] = values["rejected"]
-            if tokens is not None:
-                indices = concatenated_ranges(offsets[rows], self.chosen_counts[rows])
-                tokens[indices] = values["tokens"]
-        return Reference(chosen, rejected, tokens, offsets)
+        return Reference(chosen, rejected)
 
     def _read(self, shard: int) -> dict[str, Array]:
         """Read one shard and check its key, its rows and its checksum."""
@@ -172,16 +145,6 @@ class ReferenceStore:
         if not same_rows or metadata.get("sha256") != _checksum(values):
             raise DataError(f"{file} has changed since it was written{advice}")
         return values
-
-
-def concatenated_ranges(starts: Array, counts: Array) -> Array:
-    """Concatenate the ranges start … start + count - 1.
-
-    concatenated_ranges([10, 0], [2, 3])  → [10, 11, 0, 1, 2]
-    """
-    range_starts = np.cumsum(counts) - counts
-    offsets_in_range = np.arange(counts.sum()) - np.repeat(range_starts, counts)
-    return np.repeat(starts, counts) + offsets_in_range
 
 
 def _checksum(values: dict[str, Array]) -> str:

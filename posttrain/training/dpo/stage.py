@@ -305,11 +305,10 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
             data=self.data.digest,
             dtype=dtype,
             quantization="nf4" if quantized else None,
-            tokens=bool(recipe.loss.kl_weight),
         )
         folder = Path(recipe.reference_cache or self.out / REFERENCE)
         order = longest_first(pairs.total_lengths)
-        return ReferenceStore(folder, key, order=order, chosen_counts=pairs.chosen.sampled)
+        return ReferenceStore(folder, key, order=order)
 
     def check(self, trainer: PairTrainer, special: SpecialTokens, launched: Launched) -> Preflight:
         """Check the batch, and the pairs against the model."""
@@ -365,8 +364,8 @@ class DpoStage(DataStage[DpoConfig, PairTrainer]):
         missing = sum(len(store.shards[shard]) for shard in store.missing())
         checkpoints = 0 if args.save_strategy == "no" else args.save_total_limit or args.max_steps
         disk = checkpoint_bytes(size, checkpoints=checkpoints)
-        # the reference: row and two sums of 8 bytes for each pair, and 4 bytes for each token
-        disk += 24 * len(pairs) + 4 * int(store.key.tokens) * trained
+        # the reference: row and two sums of 8 bytes for each pair
+        disk += 24 * len(pairs)
         categories = ", ".join(f"{count:,} {name}" for name, count in pairs.by_category().items())
         reference_text = f"{missing:,} pairs to compute" if missing else "all on disk"
         lines = [

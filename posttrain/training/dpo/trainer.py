@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from accelerate.utils import broadcast_object_list
 from datasets import Dataset
@@ -74,7 +73,7 @@ class PairTrainer(Resumable, DPOTrainer):
         # metrics before the first update
         self.first: dict[str, float] | None = None
         self.reference: Reference | None = None
-        self._step_metrics = PairMetrics(kl=bool(loss.kl_weight))
+        self._step_metrics = PairMetrics()
         # sampled tokens of the chosen of the current step, over all processes
         self._step_chosen_tokens = 0
         device = self.args.device
@@ -163,11 +162,8 @@ class PairTrainer(Resumable, DPOTrainer):
         rows = self.store.shards[shard]
         micro_batch = self.args.per_device_train_batch_size
         starts = range(0, len(rows), micro_batch)
-        offsets = np.concatenate([[0], np.cumsum(self.store.chosen_counts[rows])])
         # each process fills in its batches; the sum over processes puts them together
-        options = {"dtype": torch.float64, "device": accelerator.device}
-        sums = torch.zeros(2, len(rows), **options)
-        tokens = torch.zeros(int(offsets[-1]), **options)
+        sums = torch.zeros(2, len(rows), dtype=torch.float64, device=accelerator.device)
         # a sharded model runs on all processes at once, so all need the same number of passes:
         # those without a batch left repeat the last one
         passes = math.ceil(len(starts) / processes) * processes
@@ -182,13 +178,9 @@ class PairTrainer(Resumable, DPOTrainer):
                 if number < len(starts):
                     sums[0, start:end] = scored.chosen
                     sums[1, start:end] = scored.rejected
-                    tokens[offsets[start] : offsets[end]] = scored.chosen_tokens
         model.train()
         chosen, rejected = accelerator.reduce(sums, "sum").cpu().numpy()
-        all_tokens = None
-        if self.store.key.tokens:
-            all_tokens = accelerator.reduce(tokens, "sum").cpu().numpy()
-        return {"chosen": chosen, "rejected": rejected, "tokens": all_tokens}
+        return {"chosen": chosen, "rejected": rejected}
 
     def score(self, model: Any, inputs: dict[str, torch.Tensor]) -> ScoredPairs:
         """Log-probabilities of the pairs of a collated micro-batch."""
@@ -212,19 +204,9 @@ class PairTrainer(Resumable, DPOTrainer):
         assert self.reference is not None
         scored = self.score(model, inputs)
         rows = inputs["row"]
-        reference, reference_tokens = self.reference.select(rows)
-        chosen_counts = self._chosen_counts[rows]
-        rejected_counts = self._rejected_counts[rows]
-        terms = pair_terms(
-            scored,
-            reference=reference,
-            loss=self.loss,
-            reference_tokens=reference_tokens,
-            chosen_counts=chosen_counts,
-        )
-        self._step_metrics.add(
-            terms, counts=(chosen_counts, rejected_counts), category=self._category[rows]
-        )
+        terms = pair_terms(scored, reference=self.reference.select(rows), loss=self.loss)
+        counts = (self._chosen_counts[rows], self._rejected_counts[rows])
+        self._step_metrics.add(terms, counts=counts, category=self._category[rows])
         accumulation = self.current_gradient_accumulation_steps
         micro_batches = accumulation * self.accelerator.num_processes
         mean_scale = micro_batches / self._step_chosen_tokens

@@ -135,9 +135,9 @@ CUT, HALF = " ".join(["wording"] * 100), " ".join(["wording"] * 50)
                             example("Q?", ENGLISH, "Again?", ENGLISH),
                             example("Q?", ENGLISH, reasoning=f"{ENGLISH}\n")],
           None: [example("Q?", "Yes.", "Sure?", "Yes."), example("Q?", ENGLISH)]}),
-        ({"truncated": {"tokens": [100], "slack": 0.02}},
+        ({"truncated": {"tokens": [100]}},
          {"truncated_text": [example("Q?", CUT), example("Q?", HALF, reasoning=HALF + ". "),
-                             example("Q?", f"```\n{CUT[: 98 * 8]}.")],
+                             example("Q?", f"```\n{CUT[: 99 * 8]}.")],
           None: [example("Q?", CUT + "."), example("Q?", CUT[: 90 * 8])]}),
     ],
 )  # fmt: skip

@@ -143,7 +143,6 @@ def test_the_two_forms_of_the_sft_term():
     scored = ScoredPairs(
         chosen=torch.tensor([-6.0, -2.0]).double(),
         rejected=torch.tensor([-1.0, -1.0]).double(),
-        chosen_tokens=torch.tensor([-1.0, -2.0, -3.0, -2.0]).double(),
     )
     reference = (scored.chosen, scored.rejected)
     values = {}
@@ -153,26 +152,6 @@ def test_the_two_forms_of_the_sft_term():
         values[form] = float(total_loss(terms, loss, mean_scale=1 / 4)) - math.log(2)
     assert values["sum"] == pytest.approx(0.2 * (6 + 2) / 2)
     assert values["mean"] == pytest.approx(0.2 * (6 + 2) / 4)
-
-
-def test_the_kl_term_is_zero_at_the_reference_and_positive_elsewhere():
-    tokens = torch.tensor([-1.0, -2.0, -3.0, -2.0]).double()
-    counts = torch.tensor([3, 1])
-    scored = ScoredPairs(torch.tensor([-6.0, -2.0]), torch.tensor([-1.0, -1.0]), tokens)
-    loss = LossConfig(kl_weight=0.5, sft_weight=0.0)
-    same = (scored.chosen, scored.rejected)
-
-    def kl(reference_tokens: torch.Tensor) -> list[float]:
-        terms = pair_terms(
-            scored, reference=same, loss=loss, reference_tokens=reference_tokens,
-            chosen_counts=counts,
-        )  # fmt: skip
-        assert "kl" in terms
-        return terms["kl"].tolist()
-
-    assert kl(tokens) == [0.0, 0.0]
-    shifted = kl(tokens - torch.tensor([0.1, 0.0, 0.0, -0.3]))
-    assert shifted == pytest.approx([math.exp(0.1) - 1.1, math.exp(-0.3) - 0.7])
 
 
 def test_an_sft_term_that_outweighs_the_preference_is_told_the_ways_out():
@@ -191,11 +170,10 @@ def test_the_log_has_means_over_pairs_and_over_the_tokens_of_each_side():
     scored = ScoredPairs(
         chosen=torch.tensor([-6.0, -2.0, -3.0, -5.0]).double(),
         rejected=torch.tensor([-4.0, -8.0, -3.0, -1.0]).double(),
-        chosen_tokens=torch.zeros(16).double(),
     )
     reference = (scored.chosen - 1.0, scored.rejected + torch.tensor([1.0, 3.0, -1.0, -2.0]))
     loss = LossConfig(sft_form="sum")
-    metrics = PairMetrics(kl=False)
+    metrics = PairMetrics()
     counts = (torch.tensor([1, 2, 3, 2]), torch.tensor([4, 4, 5, 3]))
     category = torch.tensor([0, 0, 1, 1])
     for micro_batch in (slice(0, 2), slice(2, 4)):
