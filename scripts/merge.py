@@ -18,16 +18,18 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: the base's")
     options = parser.parse_args(argv)
 
+    from posttrain.pages.write import ensure_report
     from posttrain.publish.merge import adapter_source, base_dtype, merge
 
     source = adapter_source(options.directory, base=options.base)
     dtype = options.dtype or base_dtype(source)
-    print(f"{source.adapter} into {source.base}, in {dtype}")
+    print(f"{source.adapter} into {source.base.path}, in {dtype}")
     check = merge(source, options.out, dtype=dtype)
     print(
-        f"{options.out}: logits differ by {check.difference:.0e} of their size (allowed "
-        f"{check.tolerance:.0e}); the adapter itself changes {check.effect:.0e}"
+        f"{options.out}: logits differ by {check.difference:.1g} of their size (allowed "
+        f"{check.tolerance:.1g}); the adapter itself changes {check.effect:.1g}"
     )
+    print(ensure_report(options.out))
 
 
 if __name__ == "__main__":

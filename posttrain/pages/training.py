@@ -1,4 +1,4 @@
-"""Pages of trained checkpoints; SFT and DPO are here: losses, held-out groups, margins."""
+"""Pages of trained and merged checkpoints; SFT and DPO are here: losses, groups, margins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _TWO_SIDED = 1.96
 
 
 def sections(node: Node) -> ui.Sections:
-    """Sections of a trained checkpoint, its speed last."""
+    """Sections of a trained checkpoint, its speed last, or of one with an adapter merged in."""
+    if "check" in node.stats:
+        yield merged(node.stats)
+        return
     rows = listed_rows(node, "log.jsonl")
     if rows is None:
         yield ui.Section("Loss", missing=f"{node.name} lists no log.jsonl")
@@ -40,6 +43,24 @@ def sections(node: Node) -> ui.Sections:
         yield ui.Section("Speed", missing=f"{node.name} has no speed.jsonl")
 
 
+@ui.section("Merged adapter")
+def merged(stats: ui.Row) -> Iterator[ui.Block]:
+    check = stats["check"]
+    yield (
+        f"A LoRA adapter merged into its base, as plain weights in {stats['dtype']}. The logits of "
+        "base and adapter were compared with those of the written weights on random tokens: root "
+        "mean square of the difference, over that of the logits."
+    )
+    yield ui.Table(
+        ["logits", "difference"],
+        [
+            ["merged weights, from base and adapter", f"{check['difference']:.1g}"],
+            ["allowed in this dtype", f"{check['tolerance']:.1g}"],
+            ["base alone, from base and adapter", f"{check['effect']:.1g}"],
+        ],
+    )
+
+
 def curve_groups(rows: Sequence[ui.Row]) -> dict[str, Sequence[Curve]]:
     """Charts of a log by section; the method shows in the log's keys."""
     keys: set[str] = set()
@@ -61,13 +82,14 @@ def so_far(rows: Sequence[ui.Row]) -> Iterator[ui.Section]:
 def tiles(node: Node) -> list[ui.Tile]:
     """Figures that the stage is for, before and after, as the run itself measured them."""
     stats = node.stats
+    if check := stats.get("check"):
+        share = f"of the logits' size; at most {check['tolerance']:.1g} is allowed"
+        return [(f"{check['difference']:.1g}", "difference of the merged model", share)]
     rows = listed_rows(node, "log.jsonl") or []
     if "num_generations" in stats:
         return rl.tiles(stats, rows)
     if stats.get("method") == "dpo":
         return _pair_tiles(stats)
-    if "train_loss" not in stats:  # a merged checkpoint
-        return []
     share = ui.ratio(stats["trained"], stats["tokens"], 0)
     size = f"{stats['tokens'] / 1e6:,.2f} M"
     return [

@@ -189,10 +189,10 @@ def test_the_report_loads_nothing_heavy():
 def test_what_an_older_version_or_another_machine_left_out_is_named(tmp_path):
     for n, name in enumerate(("old", "gone")):
         Run.open(tmp_path / name, kind="sft_data", config={}).finish(counts=Counts(n, n), files={})
-    merged = Run.open(tmp_path / "merged", kind="checkpoint", config={})
-    merged.finish(counts=Counts(1, 1), files={}, stats={"check": {}, "dtype": "bfloat16"})
-    missing = section(page_of(tmp_path / "merged"), "Not in this report")
-    assert "merged lists no log.jsonl" in missing
+    trained = Run.open(tmp_path / "trained", kind="checkpoint", config={})
+    trained.finish(counts=Counts(1, 1), files={}, stats={"steps": 1})
+    missing = section(page_of(tmp_path / "trained"), "Not in this report")
+    assert "trained lists no log.jsonl" in missing
     out = write_checkpoint(tmp_path / "model", tmp_path / "old", tmp_path / "gone")
     shutil.rmtree(tmp_path / "gone")
     (out / "speed.jsonl").unlink()

@@ -49,6 +49,12 @@ def adapter(base: Path) -> Path:
 def test_a_merged_checkpoint_is_plain_and_says_the_same(base, adapter, tmp_path, capsys, dtype):
     out = tmp_path / "out"
     main([str(adapter), str(out), "--dtype", dtype])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == f"{adapter} into {base}, in {dtype}"
+    assert printed[-1] == str(out / "report.html")
+    page = (out / "report.html").read_text()
+    assert "merged weights, from base and adapter" in page
+    assert "no log.jsonl" not in page
     merged = AutoModelForCausalLM.from_pretrained(out)
     assert merged.dtype == getattr(torch, dtype)
     ids = torch.randint(0, 288, (2, 20), generator=torch.Generator().manual_seed(9))
