@@ -159,7 +159,7 @@ def kept_units(stats: ui.Row) -> Iterator[ui.Block]:
         [unit, stats["dtype"] if unit in stats["kept"] else stats["formats"][unit].upper()]
         for unit in stats["units"]
     ]
-    yield f"{kept}: {rule}. Embeddings, head, norms, convolutions and routers always stay as they are."
+    yield f"{kept}: {rule}. Embeddings, head, norms, convolutions and routers stay as they are."
     yield ui.Table(["unit", "precision"], units)
 
 
