@@ -94,11 +94,19 @@ def build(
         detail = f", such as {reason}: {example['detail']!r:.200}" if example["detail"] else ""
         raise DataError(f"none of {total:,} seeds gave a row ({listed(result.dropped)}){detail}")
     result.tasks = [*seed_set.tasks, *result.tasks]
+    tasks_by_seed = {task["id"]: task for task in seed_set.tasks}
+    for example in result.examples:
+        if example.get("rows") == [] and example["seed"] in tasks_by_seed:
+            example["rows"] = [tasks_by_seed[example["seed"]]]
     rows_by_file = {
         ROWS: result.rows,
         PAIRS: result.pairs,
         TASKS: result.tasks,
-        EXAMPLES: [*result.examples, *result.planted.kept],
+        # what was kept comes first
+        EXAMPLES: [
+            *sorted(result.examples, key=lambda row: row["outcome"] != "kept"),
+            *result.planted.kept,
+        ],
     }
     files: dict[str, int | None] = {}
     for name, rows in rows_by_file.items():
@@ -136,6 +144,7 @@ def _stats(
         "kind": recipe.make.kind,
         "seeds": len(seed_set.seeds),
         "yield": result.kept / len(seed_set.seeds),
+        "by_source": result.by_source,
         "dropped_after_requests": dict(sorted(result.dropped.items())),
         "models": result.models,
         "requests": dict(sorted(result.requests.items())),

@@ -119,6 +119,7 @@ class Synthesis:
     Attributes:
         rows, pairs, tasks: finished rows, in the order of the seeds.
         kept, dropped: number of seeds; `dropped` by reason.
+        by_source: number of seeds of each source, and of those kept.
         examples: a few seeds of each outcome, with their rows or the detail of their drop.
         models: role → name of a model → number of seeds that asked it, and of those kept.
         requests, tokens: completions, and tokens that models wrote, by role.
@@ -133,6 +134,7 @@ class Synthesis:
     tasks: list[Row] = field(default_factory=list[Row])
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter[str])
+    by_source: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     examples: list[Row] = field(default_factory=list[Row])
     models: dict[str, dict[str, list[int]]] = field(default_factory=dict[str, dict[str, list[int]]])
     requests: Counter[str] = field(default_factory=Counter[str])
@@ -405,6 +407,9 @@ def _add_seed(result: Synthesis, recipe: SynthesizeConfig, work: Work) -> None:
             counts[1] += isinstance(end, Keep)
     for note in work.notes:
         result.figures.setdefault(note.name, Counter())[note.value] += 1
+    counts = result.by_source.setdefault(work.seed.example.source, [0, 0])
+    counts[0] += 1
+    counts[1] += isinstance(end, Keep)
     outcome = "kept" if isinstance(end, Keep) else end.reason
     n_examples = sum(row["outcome"] == outcome for row in result.examples)
     if n_examples < EXAMPLES:

@@ -186,7 +186,7 @@ class LongDocumentQuestions(SynthesisKind):
                     hidden = self._hide(padded, length=length, rng=rng)
                     question = replace(hidden, sentences=facts.needed)
                     refuse_unproven(question, padded)
-                    seed = Seed(seed_id, question, _chat_example(question.text, family))
+                    seed = Seed(seed_id, question, _chat_example(question.text, family, length))
                     result.tasks.append(self._task_row(seed_id, question))
             except Discarded as problem:
                 result.dropped[problem.reason] += 1
@@ -291,9 +291,8 @@ class LongDocumentQuestions(SynthesisKind):
         if len(self._pieces) < self.config.needed:
             raise Discarded("too_few_documents", f"{len(self._pieces)} pieces")
         texts = tuple(rng.sample(self._pieces, self.config.needed))
-        return Seed(
-            seed_id, SourceTexts(texts, length), _chat_example("\n\n".join(texts), "written")
-        )
+        example = _chat_example("\n\n".join(texts), "written", length)
+        return Seed(seed_id, SourceTexts(texts, length), example)
 
     def _rng(self, seed_id: str) -> random.Random:
         return random.Random(key64(self.setup.seed, "long_documents", seed_id))
@@ -385,8 +384,9 @@ def _number_documents(texts: Sequence[str]) -> str:
     return "\n\n".join(f"Document {k}.\n{text}" for k, text in enumerate(texts, 1))
 
 
-def _chat_example(text: str, family: str) -> Example:
-    return make_example([Message("user", text)], source=family, dialect="plain")
+def _chat_example(text: str, family: str, length: int) -> Example:
+    source = f"{family}, {length:,} tokens"
+    return make_example([Message("user", text)], source=source, dialect="plain")
 
 
 def _chat_row(seed: Seed, question: LongQuestion, messages: Sequence[Message]) -> Row:

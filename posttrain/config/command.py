@@ -220,6 +220,8 @@ def _silence_libraries() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     # libraries warn their callers of changes to come, which is nothing that a user could mend
     warnings.filterwarnings("ignore", category=FutureWarning)
+    # the extra `quantize` pins the versions that the tests run; the advice would break them
+    warnings.filterwarnings("ignore", message="transformers .* not tested with .* of modelopt")
     logging.getLogger("DeepSpeed").addFilter(_is_no_accelerator_line)
 
 

@@ -12,6 +12,7 @@ import copy
 import importlib.util
 import io
 import json
+import logging
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -270,7 +271,12 @@ def largest_value(quantiser: Any) -> float:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Context in which what ModelOpt prints and warns of is left out."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
+    """Context in which what ModelOpt prints, warns of and logs is left out."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)

@@ -9,9 +9,31 @@ from posttrain.pages.artifact import samples_to_read
 from posttrain.pages.samples import prompts_by_source
 from posttrain.report import section as ui
 
+# kind → what its rows are
+KINDS = {
+    "rejection": "Completions of prompts that the prompts' grader passes.",
+    "genselect": "Questions which of several solutions is right, and answers to them.",
+    "continue_chat": "Chats that models carry on for some turns.",
+    "translate": "Chat rows in another language.",
+    "instructions": "Conversations that keep to constraints, which code verifies.",
+    "twin": "Tasks of the same idea as others, with other numbers, names or order of options.",
+    "open_question": "Open questions, made from multiple choice.",
+    "safety": "Answers to harmful and harmless requests, and pairs of a safe and an unsafe one.",
+    "long_documents": "Questions on many documents, of a given length in tokens.",
+    "tool_conversation": "Conversations of a user and an agent with tools.",
+}
+_UNCHECKED = "Completions of prompts, whether a grader passes them or not: a control arm."
+# file → what a row of it is, and the stages that read it
+_FILES = {
+    "rows.jsonl": ("conversations", "build_sft"),
+    "pairs.jsonl": ("preference pairs", "build_dpo, build_genrm"),
+    "tasks.jsonl": ("tasks of an environment", "sample, profile_prompts, eval"),
+}
+
 
 def sections(node: Node) -> ui.Sections:
     """Sections of a `synthetic_rows` artifact."""
+    yield made(node)
     yield from figures_of(node.stats)
     if "skipped" in node.stats:
         yield prompts_by_source(node.stats)
@@ -25,21 +47,37 @@ def tiles(node: Node) -> list[ui.Tile]:
     seeds = stats["seeds"]
     rows = stats["rows"]["rows"]
     seeds_kept = stats["kept_seeds"]["rows"]
-    requests = sum(stats["requests"].values())
-    tokens = sum(stats["tokens"].values())
-    planted = stats["planted"]
-    dropped = sum(planted["dropped"].values())
-    planted_tile = (
-        ui.ratio(dropped, planted["rows"]) or "–",
-        "planted bad rows dropped",
-        f"of {planted['rows']:,} rows that were spoiled",
-    )
-    return [
-        (f"{seeds:,} → {rows:,}", "seeds → rows", f"{seeds_kept:,} seeds gave a row"),
+    # the first of the files decides what is counted as rows
+    names = [name.removesuffix(".jsonl") for name in _listed(node)]
+    name = names[0] if names else "rows"
+    tiles: list[ui.Tile] = [
+        (f"{seeds:,} → {rows:,}", f"seeds → {name}", f"{seeds_kept:,} seeds gave some"),
         (ui.ratio(seeds_kept, seeds) or "–", "yield", "of the seeds that were tried"),
-        (f"{requests:,}", "completions", f"{tokens / 1e6:,.2f} M tokens written"),
-        planted_tile,
     ]
+    requests = sum(stats["requests"].values())
+    if requests:
+        tokens = sum(row["output"] for row in stats["spent"].values())
+        tiles.append((f"{requests:,}", "completions", f"{tokens:,} tokens written"))
+    planted = stats["planted"]
+    share = ui.ratio(sum(planted["dropped"].values()), planted["rows"])
+    if share:
+        remark = f"of {planted['rows']:,} rows that were spoiled"
+        tiles.append((share, "planted bad rows dropped", remark))
+    return tiles
+
+
+def _listed(node: Node) -> dict[str, int | None]:
+    """Files of finished rows and their numbers of rows."""
+    sizes = {file.path: file.rows for file in node.artifact.files}
+    return {name: sizes[name] for name in _FILES if name in sizes}
+
+
+@ui.section("What was made")
+def made(node: Node) -> Iterator[ui.Block]:
+    make = node.artifact.config.get("make", {})
+    yield _UNCHECKED if make.get("keep") == "any" else KINDS[node.stats["kind"]]
+    rows = [[name, count, *_FILES[name]] for name, count in _listed(node).items()]
+    yield ui.Table(["file", "rows", "what they are", "read by"], rows)
 
 
 def figures_of(stats: ui.Row) -> Iterator[ui.Section]:
@@ -57,12 +95,18 @@ def outcomes(stats: ui.Row) -> Iterator[ui.Block]:
     for reason, count in stats["dropped_after_requests"].items():
         rows.append([f"dropped: {reason}", count, ui.ratio(count, stats["seeds"])])
     yield ui.Table(["outcome", "seeds", "of all"], rows)
+    by_source = stats.get("by_source", {})  # older artifacts have none
+    if len(by_source) > 1:
+        sources = [[name, n, kept, ui.ratio(kept, n)] for name, (n, kept) in by_source.items()]
+        yield ui.Table(["source of the seeds", "seeds", "kept", "yield"], sources)
     for name, values in stats["figures"].items():
         yield ui.Table([name, "seeds"], [[value, count] for value, count in values.items()])
 
 
 def planned(seeds: int, rows: Sequence[ui.Row], times: Mapping[str, str]) -> ui.Section:
     """Section of a dry run: requests, tokens and cost of each model, and its time in words."""
+    if not rows:
+        return ui.Section("Plan", [f"{seeds:,} seeds. No model is asked."])
     head = ["role", "model", "seeds", "completions", "prompt tokens", "written", "cost"]
     keys = ("role", "model", "seeds", "completions", "input", "output", "money")
     table = ui.Table(head, [[row[key] for key in keys] for row in rows])
@@ -78,8 +122,8 @@ def planted_line(rows: int, passed: int) -> str:
     if passed == rows:
         return f"NO CHECK FOUND any of {rows:,} planted bad rows: none of these rows can be trusted"
     if passed:
-        return f"the checks let {passed:,} of {rows:,} planted bad rows pass"
-    return f"the checks dropped all of {rows:,} planted bad rows"
+        return f"The checks let {passed:,} of {rows:,} planted bad rows pass"
+    return f"The checks dropped all of {rows:,} planted bad rows"
 
 
 @ui.section("Planted bad rows")
@@ -114,8 +158,7 @@ def models(stats: ui.Row) -> Iterator[ui.Block]:
         yield "No model was asked."
         return
     yield ui.Table(["role", "model", "seeds", "kept", "yield"], rows)
-    written = [[role, n, stats["tokens"][role]] for role, n in stats["requests"].items()]
-    yield ui.Table(["role", "completions", "tokens written"], written)
+    yield ui.Table(["role", "completions"], [[*row] for row in stats["requests"].items()])
     spent = [
         [name, row["input"], row["output"], row["money"]] for name, row in stats["spent"].items()
     ]
@@ -143,17 +186,18 @@ def variety(stats: ui.Row) -> Iterator[ui.Block]:
         "count",
         "user turns",
         "characters",
-        "10 / 50 / 90 %",
-        "distinct 4-grams",
+        "characters: 10 / 50 / 90 %",
+        "distinct runs of 4 words",
         "near-duplicates",
     ]
     yield ui.Table(head, rows)
     turns = stats["rows"]["turns"]
-    yield ui.Table(["user turns", "rows"], [[number, count] for number, count in turns.items()])
+    if len(turns) > 1:
+        yield ui.Table(["user turns", "rows"], [[number, count] for number, count in turns.items()])
     yield (
-        "Means of a conversation, and percentiles of its characters. A near-duplicate shares four "
-        "fifths of its n-grams with an earlier one; a low share of distinct 4-grams is one text "
-        "that returns."
+        "Means of a conversation, and percentiles of its characters. A near-duplicate is nearly "
+        "the same as an earlier one (four fifths in common); a low share of distinct runs of words "
+        "is one text that returns."
     )
 
 
@@ -162,14 +206,24 @@ def _example(row: ui.Row, most: int) -> ui.Sample:
     each = ui.each(most, len(shown))
     words: list[str | ui.Styled] = []
     for message in shown:
-        style = "" if message["role"] in ("user", "system") else "mark"
-        text = f" {ui.shortened(message['content'], each)}\n"
-        words += [ui.Styled(f"[{message['role']}]", "faint")]
-        words += [ui.Styled(text, style) if style else text]
+        words += _turn(message, each)
     if row.get("detail"):
         words.append(ui.Styled(f"{row['outcome']}: {ui.shortened(row['detail'], each)}\n", "bold"))
     title = (ui.Styled(row["outcome"], "bold"), f" · {row['seed']}")
     return ui.Sample(title, [ui.Dialogue(words)], {"outcome": row["outcome"]}, {})
+
+
+def _turn(message: ui.Row, most: int) -> Iterator[str | ui.Styled]:
+    """Role of a message, its reasoning faint, its text, and its calls; highlighted if made."""
+    style = "" if message["role"] in ("user", "system", "tool", "gold") else "mark"
+    yield ui.Styled(f"[{message['role']}]", "faint")
+    if reasoning := message.get("reasoning_content"):
+        yield ui.Styled(f" {ui.shortened(reasoning, most)}\n", "faint")
+    text = f" {ui.shortened(message['content'], most)}\n"
+    yield ui.Styled(text, style) if style else text
+    for call in message.get("tool_calls", ()):
+        called = f"{call['function']['name']} {call['function']['arguments']}"
+        yield ui.Styled(f" {ui.shortened(called, most)}\n", "mark")
 
 
 def _messages_of(row: ui.Row) -> list[ui.Row]:
@@ -184,5 +238,5 @@ def _messages_of(row: ui.Row) -> list[ui.Row]:
         ]
     messages = [*row["prompt"]]
     for side in ("chosen", "rejected"):
-        messages += [{"role": side, "content": message["content"]} for message in row[side]]
+        messages += [{**message, "role": side} for message in row[side]]
     return messages

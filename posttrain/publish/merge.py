@@ -15,7 +15,9 @@ from typing import Any, Literal
 import torch
 from safetensors import SafetensorError
 from transformers import AutoConfig, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
+from posttrain.config.paths import refuse_missing_checkpoint
 from posttrain.config.sft import ModelConfig
 from posttrain.errors import ConfigError
 from posttrain.hashing import sha256_file
@@ -91,8 +93,10 @@ def adapter_source(folder: Path, *, base: str | None) -> AdapterSource:
 
     Raises:
         ConfigError: no LoRA adapter in safetensors, no base, or not the base it was trained on.
-        DataError: an artifact whose files have changed.
+        DataError: an artifact whose files have changed, or a base that is another artifact.
     """
+    if not folder.is_dir():
+        raise ConfigError(f"there is no directory {folder}")
     adapter = folder if (folder / _CONFIG).is_file() else folder / "adapter"
     if not (adapter / _CONFIG).is_file():
         raise ConfigError(f"{folder} holds no adapter: no {_CONFIG} in it or in its adapter/")
@@ -108,6 +112,7 @@ def adapter_source(folder: Path, *, base: str | None) -> AdapterSource:
     base_path = base or config.get("base_model_name_or_path")
     if not base_path or not isinstance(base_path, str):
         raise ConfigError(f"{adapter / _CONFIG} names no base model: give --base")
+    refuse_missing_checkpoint(base_path, key="--base" if base else str(adapter / _CONFIG))
     folder_source = read_source(folder)
     base_source = read_source(base_path)
     _check_trained_on(folder_source, base_source)
@@ -190,13 +195,15 @@ def _write_merged(folder: Path, *, source: AdapterSource, dtype: MergeDtype) -> 
 def _merge_and_check(source: AdapterSource, folder: Path, dtype: MergeDtype) -> MergeCheck:
     """Write the merged model and its tokenizer, and compare its logits with the adapted model's."""
     tokenizer = load_any_tokenizer(source.tokenizer)
+    # only a download needs the bar
+    if Path(source.base.path).is_dir():
+        disable_progress_bar()
     try:
         spec = ModelConfig(path=source.base.path, revision=source.revision)
         adapted: Any = adapted_model(source.adapter, spec).eval()
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = " ".join(str(error).split())
         raise ConfigError(
-            f"{source.adapter} on {source.base.path} cannot be loaded: {reason}"
+            f"{source.adapter} on {source.base.path} cannot be loaded: {_reason(str(error))}"
         ) from error
     rows = embedding_rows(adapted.get_base_model())
     if rows <= largest_id(tokenizer):
@@ -231,6 +238,14 @@ def _merge_and_check(source: AdapterSource, folder: Path, dtype: MergeDtype) -> 
         )
     # one digit: the others differ between machines, and the manifest must not
     return MergeCheck(float(f"{difference:.0e}"), float(f"{effect:.0e}"), tolerance)
+
+
+def _reason(message: str) -> str:
+    """Message in one line; of many tensors that do not fit, the first and the number of others."""
+    misfits = [line for line in message.splitlines() if "size mismatch" in line]
+    if len(misfits) > 1:
+        message = f"{misfits[0]} {len(misfits) - 1:,} other tensors do not fit, either"
+    return " ".join(message.split())
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from posttrain.models.adapters import adapted_model
 from posttrain.publish import merge as merging
 from posttrain.runs import Counts, Run, parent_of, read_artifact
 from scripts.merge import main
-from tests.sampling.small_models import byte_tokenizer, small_model
+from tests.sampling.small_models import CONFIGS, build_model, byte_tokenizer, small_model
 from tests.sampling.test_open import write_checkpoint
 
 
@@ -127,7 +127,20 @@ def test_a_merge_that_does_not_hold_leaves_nothing(base, adapter, tmp_path, monk
         main([str(weak), str(tmp_path / "weak_out"), "--dtype", "bfloat16"])
 
 
+def test_a_wrong_base_is_told_in_a_line(base, adapter, tmp_path):
+    narrow = build_model({**CONFIGS["attention"], "vocab_size": 288, "hidden_size": 16})
+    narrow.save_pretrained(str(tmp_path / "narrow"))
+    byte_tokenizer().save_pretrained(tmp_path / "narrow")
+    with pytest.raises(ConfigError, match=r"other tensors do not fit, either$") as refused:
+        main([str(adapter), str(tmp_path / "out"), "--base", str(tmp_path / "narrow")])
+    assert str(refused.value).count("size mismatch") == 1
+    with pytest.raises(ConfigError, match="--base: there is no directory"):
+        main([str(adapter), str(tmp_path / "out"), "--base", str(tmp_path / "gone")])
+
+
 def test_what_cannot_be_merged_is_refused(base, adapter, tmp_path):
+    with pytest.raises(ConfigError, match="there is no directory"):
+        main([str(base / "misspelt"), str(tmp_path / "out")])
     with pytest.raises(ConfigError, match="holds no adapter"):
         main([str(base), str(tmp_path / "out")])
     copy = write_adapter(tmp_path / "copy", base)

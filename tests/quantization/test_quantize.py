@@ -275,7 +275,7 @@ def test_a_hybrid_names_what_is_kept_matrix_by_matrix(folder: Path, tmp_path: Pa
     assert [parent.kind for parent in manifest.parents] == ["sft_data"]
     assert "transformers serve" not in (out / "README.md").read_text()
     page = write_report(out).read_text("utf-8")
-    for heading in ("Quantised and original", "Sensitivity", "Kept in full precision"):
+    for heading in ("Quantised and original", "Sensitivity", "Precision of each unit"):
         assert heading in page
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import random
 
 import pytest
@@ -12,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from posttrain.errors import DataError
 from posttrain.rollouts import Parameters
 from posttrain.sampling.engines.decode import PREFILL, decode, prefill_positions
-from posttrain.sampling.engines.transformers import TransformersEngine
+from posttrain.sampling.engines.transformers import TransformersEngine, decode_in_thread
 from posttrain.sampling.sampler import Budget, EngineOutput, EngineRequest
 from tests.sampling.small_models import CONFIGS, full_logps, plain_greedy, small_model
 
@@ -191,6 +193,33 @@ def test_progress_counts_every_token_and_a_stop_is_heeded(attention):
     asked = iter([False, False, True])
     with pytest.raises(InterruptedError):
         decode(attention, [ask(p) for p in prompts()], batch_size=4, stop=lambda: next(asked))
+
+
+def test_a_cancelled_decoding_ends_without_a_traceback(attention):
+    reported: list[dict[str, object]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, told: reported.append(told))
+        begun = asyncio.Event()
+        decoding = asyncio.ensure_future(
+            decode_in_thread(
+                attention,
+                [ask(p, max_tokens=2000) for p in prompts()],
+                batch_size=4,
+                around=contextlib.nullcontext,
+                progress=lambda _: begun.set(),
+            )
+        )
+        await begun.wait()
+        decoding.cancel()
+        await asyncio.wait((decoding,))
+        assert decoding.cancelled()
+        del decoding
+        # asyncio reports an exception that nobody has read when its task is collected
+        gc.collect()
+
+    asyncio.run(run())
+    assert not reported
 
 
 def test_logits_that_are_no_numbers_are_refused():

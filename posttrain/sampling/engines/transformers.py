@@ -208,6 +208,9 @@ async def _run_in_thread(model: PreTrainedModel, run: Callable[[Callable[[], boo
     except asyncio.CancelledError:
         cancelled.set()
         await asyncio.wait((running,))
+        # read here, or asyncio prints its traceback as that of an exception that nobody saw
+        if not running.cancelled():
+            running.exception()
         raise
 
 
