@@ -46,7 +46,6 @@ _JOINED_GAP = 4  # suspect stretches at most so many chunks apart are joined
 _MIN_FORETOLD = 0.3  # share of repeated words in a window, below which no rule can hold
 _MAX_PERIODS = 4  # periods tried, of rounds in one part and in two
 _SLOT_CHANGES = 0.4  # share of the rounds in which a word must differ to be a template's slot
-_TEMPLATE_SHARE = 0.9  # of the words equal: slots are counted as far as this reaches
 _LOOP_SLOTS = 0.02  # share of a round's words that may be slots: a counter is no content
 _FILLED_ROUNDS = 12  # rounds with one slot, from which on its fillings are looked at
 _CHANGES_ELSEWHERE = 0.01  # share of the words that may then differ outside the slot
@@ -268,31 +267,25 @@ def _cycles(words: _Words, periods: list[int], limits: RepetitionFilter) -> Iter
     for period in periods:
         equal = words.keys[period:] == words.keys[:-period]
         width = max(limits.min_words, _MIN_ROUNDS * period) - period
-        for low, high in _dense(equal, width, _TEMPLATE_SHARE):
-            surroundings = equal[low:high]
-            for first, last in _dense(surroundings, width, _CYCLE_SHARE):
-                cycle = surroundings[first:last]
-                begin = low + first
-                end = low + last + period
-                # a round in the middle stands for all of them
-                sample_round = slice((begin + end - period) // 2, (begin + end + period) // 2)
-                # slots are told best over many rounds: those around the cycle too, if they are many
-                has_many = len(surroundings) >= 2 * _MIN_ROUNDS * period
-                rounds = slice(low, high) if has_many else slice(begin, end - period)
-                if _is_template(words, equal, rounds, sample_round):
+        for first, last in _dense(equal, width, _CYCLE_SHARE):
+            cycle = equal[first:last]
+            end = last + period
+            # a round in the middle stands for all of them
+            sample_round = slice((first + last) // 2, (first + last) // 2 + period)
+            if _is_template(words, equal, slice(first, last), sample_round):
+                continue
+            if words.language(first, end).mean() < _BARE:
+                n_distinct = len(np.unique(words.keys[sample_round]))
+                min_rounds = _MANY_ROUNDS if n_distinct <= _BARE_VOCABULARY else _BARE_ROUNDS
+                if not _dense(cycle, max(width, period * min_rounds), _BARE_SHARE):
                     continue
-                if words.language(begin, end).mean() < _BARE:
-                    n_distinct = len(np.unique(words.keys[sample_round]))
-                    min_rounds = _MANY_ROUNDS if n_distinct <= _BARE_VOCABULARY else _BARE_ROUNDS
-                    if not _dense(cycle, max(width, period * min_rounds), _BARE_SHARE):
-                        continue
-                # a cycle that runs into the end of a cut text is no list of steps
-                is_stuck = end == len(words.keys) and words.cut_off()
-                is_short = len(cycle) < _MANY_ROUNDS * period
-                if not is_stuck and is_short and _alternates(words.keys[sample_round]):
-                    continue
-                share = f"{cycle.mean():.0%} of {len(cycle):,} words"
-                yield f"cycle: {share} equal the word {period:,} before", begin, end
+            # a cycle that runs into the end of a cut text is no list of steps
+            is_stuck = end == len(words.keys) and words.cut_off()
+            is_short = len(cycle) < _MANY_ROUNDS * period
+            if not is_stuck and is_short and _alternates(words.keys[sample_round]):
+                continue
+            share = f"{cycle.mean():.0%} of {len(cycle):,} words"
+            yield f"cycle: {share} equal the word {period:,} before", first, end
 
 
 def _periods(lags: Positions, limits: RepetitionFilter) -> Iterator[int]:
@@ -370,12 +363,17 @@ def _windows(words: _Words, lags: Positions) -> Iterator[_Loop]:
 
 def _dense(flags: Flags, width: int, share: float) -> list[tuple[int, int]]:
     """Spans of the windows of `width` flags of which this share is set; overlapping ones joined."""
-    sums = np.zeros(len(flags) + 1, np.int32)
-    np.cumsum(flags, out=sums[1:])
-    starts = np.flatnonzero(sums[width:] - sums[:-width] >= math.ceil(share * width))
-    if not len(starts):
+    positions = np.flatnonzero(flags)
+    n_others = math.ceil(share * width) - 1  # beside the first set flag of a window
+    # of each set flag, the first and last window that holds it and so many after it
+    begins = np.maximum(positions[n_others:] - width + 1, 0)
+    lasts = np.minimum(positions[: len(begins)], len(flags) - width)
+    exist = begins <= lasts
+    begins = begins[exist]
+    ends = lasts[exist] + width
+    if not len(begins):
         return []
-    breaks = np.flatnonzero(np.diff(starts) > width)
-    begins = starts[np.append(0, breaks + 1)]
-    ends = starts[np.append(breaks, -1)] + width
+    breaks = np.flatnonzero(begins[1:] > ends[:-1])
+    begins = begins[np.append(0, breaks + 1)]
+    ends = ends[np.append(breaks, -1)]
     return list(zip(begins.tolist(), ends.tolist(), strict=True))
