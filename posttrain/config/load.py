@@ -126,7 +126,13 @@ _REMOVED: dict[tuple[str, ...], dict[str, str]] = {
     ("rlvr",): {
         "curriculum.pools": "difficulty pools have the same bounds and shares everywhere",
     },
-    ("dpo",): {"chosen_floor": "it is -0.02 everywhere"},
+    ("dpo",): {
+        "chosen_floor": "it is -0.02 everywhere",
+        "loss.kl_weight": "the KL coefficient of the paper is loss.beta",
+    },
+    ("eval", "eval_genrm", "profile_prompts", "sample"): {
+        "sampling.logps": "no stage reads log-probabilities of samples",
+    },
     ("build_dpo",): {
         "shard_pairs": "it is 8,192 everywhere",
         "match_length": "pairs are drawn whatever their lengths; the page shows both sides'",
@@ -138,6 +144,7 @@ _REMOVED: dict[tuple[str, ...], dict[str, str]] = {
         "part_bytes": "it is 64 MiB everywhere",
         "tokenizer.backend": "tiktoken is used where it gives the same ids",
         "sources.filters.language.letters": "it is 200 everywhere",
+        "sources.filters.truncated.slack": "it is 0.01 everywhere",
         "sources.filters.repetition.compression_ratio": "it is 3.0 everywhere",
         "sources.filters.repetition.cycle_share": "it is 0.9 everywhere",
         "sources.filters.repetition.duplicate_share": "it is 0.9 everywhere",
