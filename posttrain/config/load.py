@@ -428,7 +428,10 @@ def _explain(problem: Any, schema: type[BaseModel], raw: Mapping[str, Any]) -> s
         if blocks:
             first_key = next(iter(blocks[0].model_fields))
             return f"{dotted!r} is a block of keys, such as '{dotted}.{first_key}', {found}"
-    return f"{dotted!r}: {problem['msg']}, {found}"
+    hint = ""
+    if error_type == "literal_error" and isinstance(value, str):
+        hint = nearest(value, context["expected"].split("'")[1::2], or_list=False)
+    return f"{dotted!r}: {problem['msg']}, {found}{hint}"
 
 
 def key_hint(

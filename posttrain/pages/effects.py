@@ -392,6 +392,8 @@ def evaluation_tiles(node: Node) -> list[ui.Tile]:
     from posttrain.evaluation.run import read_run
 
     arms = arms_of(node)
+    # under the names of the recipe, as in the tables of the same page
+    arms = replace(arms, folders={name: name for name in arms.folders})
     pairs = [(arms.before, name) for name in arms.after]
     effects = list(evaluation_effects(node, arms, pairs))
     # all arms of the first figure, then of the second

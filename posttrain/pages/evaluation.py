@@ -88,10 +88,10 @@ def recovery(rows: Sequence[ui.Row]) -> Iterator[ui.Block]:
         shares = [ui.percent(row[name]) for name in accuracies]
         result = row["recovery"]
         lead = "the teacher's lead" if has_before else "the source's accuracy"
-        recovered = f"{lead} is not resolved"
+        recovered = f"too few questions to tell {lead} from 0"
         if result is not None:
-            low, high = ui.percent(result["low"]), ui.percent(result["high"])
-            recovered = f"{ui.percent(result['value'])} [{low}, {high}]"
+            low, high = (ui.decimal(100 * result[end], 1) for end in ("low", "high"))
+            recovered = f"{ui.percent(result['value'])} ({low} … {high})"
         table.append([*names, *shares, recovered])
     yield ui.Table(head, table)
     ratio = "(after − before) / (teacher − before)" if has_before else "after / source"

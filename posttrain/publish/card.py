@@ -26,6 +26,8 @@ from posttrain.runs import MANIFEST, Parent
 CARD = "README.md"
 UNKNOWN = "unknown"
 _UNNAMED = "THIS_FOLDER_OR_HUB_ID"
+# method → its name in the title, where that is no acronym
+_TITLES = {"distill": "Distilled", "genrm": "GenRM", "lora": "Merged", "quantize": "Quantised"}
 # licenses that data and models usually have, of those at
 # https://huggingface.co/docs/hub/repositories-licenses; any other name goes into `license_name`
 _IDENTIFIERS = (
@@ -217,7 +219,7 @@ def checkpoint_card(
         tags=[method],
     )
     lines = ["---", head.to_yaml(), "---", ""]
-    lines += [f"# {method.upper()} checkpoint", "", *summary, ""]
+    lines += [f"# {_TITLES.get(method, method.upper())} checkpoint", "", *summary, ""]
     lines += [*marked("serving", serving_section(folder, name=_UNNAMED, commands=serving)), ""]
     lines += ["## Lineage", "", "| kind | digest |", "|---|---|"]
     lines += [f"| {parent.kind} | `{parent.digest}` |" for parent in parents]

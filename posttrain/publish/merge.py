@@ -31,7 +31,7 @@ from posttrain.publish.derive import (
     derive_checkpoint,
     read_source,
 )
-from posttrain.runs import open_run, read_artifact
+from posttrain.runs import MANIFEST, open_run, read_artifact
 from posttrain.tokens.renderer import chat_template_of
 from posttrain.tokens.tokenizer import largest_id, load_any_tokenizer, special_tokens
 
@@ -113,6 +113,8 @@ def adapter_source(folder: Path, *, base: str | None) -> AdapterSource:
     if not base_path or not isinstance(base_path, str):
         raise ConfigError(f"{adapter / _CONFIG} names no base model: give --base")
     refuse_missing_checkpoint(base_path, key="--base" if base else str(adapter / _CONFIG))
+    if adapter == folder and folder.name == "adapter" and (folder.parent / MANIFEST).is_file():
+        folder = folder.parent  # a checkpoint's own, whose manifest has its data and its license
     folder_source = read_source(folder)
     base_source = read_source(base_path)
     _check_trained_on(folder_source, base_source)

@@ -102,6 +102,7 @@ def test_keys_of_a_merged_mapping_give_way(tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "schema", "override", "message"),
     [
+        ("synthesize", SynthesizeConfig, "make={kind: long_documents, families: [single_needel]}", r"found 'single_needel' \(str\) \(did you mean 'single_needle'\?\)"),
         # one model needs no list around it, and so no position
         ("synthesize", SynthesizeConfig, "checkpoint=x", r"'checkpoint' .did you mean 'models\.NAME\.checkpoint'"),
         ("synthesize", SynthesizeConfig, "models.generator.0.checkpoint=x", r"key 'models\.generator\.0' .did you mean 'models\.NAME\.checkpoint'"),

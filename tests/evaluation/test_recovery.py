@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -150,4 +151,5 @@ def test_a_quantised_checkpoint_recovers_a_share_of_its_source(tmp_path: Path):
     assert row["recovery"]["low"] < 0.75 < row["recovery"]["high"]
     page = (tmp_path / "out" / "report.html").read_text()
     assert "after / source" in page
+    assert re.search(r">75\.0.% \(\d+\.\d.….\d+\.\d\)<", page)
     assert ">before<" not in page.split(">Recovery<")[1].split("</table>")[0]

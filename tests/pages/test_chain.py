@@ -18,6 +18,7 @@ from posttrain.evaluation.intervals import by_question
 from posttrain.evaluation.metrics import values_of
 from posttrain.evaluation.run import read_run
 from posttrain.lineage import trace
+from posttrain.pages import effects as pages_effects
 from posttrain.pages.chain import first_effects, is_chain, write_chain
 from posttrain.pages.effects import (
     alert_tiles,
@@ -154,6 +155,17 @@ def test_effects_are_those_of_the_records(tmp_path: Path):
     assert found["dpo: tokens (no_tools)"].after == tokens.b
     # trained on nothing that is known: accuracy is what a stage is for
     assert effects[0].figure.startswith("accuracy")
+
+
+def test_tiles_name_checkpoints_as_the_tables_below_do(tmp_path: Path, monkeypatch):
+    samplers = [ScriptedSampler(answer), ScriptedSampler(tamed)]
+    evaluate(write_recipe(tmp_path), "--limit", "4", samplers=samplers)
+    node = trace(tmp_path / "out")[0]
+    arms = replace(arms_of(node), folders={"sft": "folder", "dpo": "folder"})
+    monkeypatch.setattr(pages_effects, "arms_of", lambda _: arms)
+    remarks = [remark for *_, remark in pages_effects.evaluation_tiles(node)]
+    assert remarks
+    assert all(remark.startswith("dpo: ") for remark in remarks)
 
 
 def test_a_chain_opens_with_each_stage_that_an_evaluation_compares(tmp_path: Path):

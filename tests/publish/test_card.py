@@ -46,6 +46,16 @@ def origins(out: Path, *data: Path, base: str | None = None, inputs: Any = ()) -
     return origins_of(out, base=base, parents=parents, stats={"inputs": inputs})
 
 
+@pytest.mark.parametrize(
+    ("method", "title"), [("sft", "# SFT checkpoint"), ("lora", "# Merged checkpoint")]
+)
+def test_a_card_is_named_after_what_was_done(tmp_path: Path, method: str, title: str):
+    card = checkpoint_card(
+        method, origins(tmp_path / "out"), folder=tmp_path, summary=[], parents=[], details=[]
+    )
+    assert f"\n{title}\n" in card
+
+
 def test_a_card_of_a_hub_model_and_data(tmp_path):
     data = write_data(
         tmp_path / "data",

@@ -102,6 +102,8 @@ def test_a_checkpoint_of_ours_merges_onto_the_base_it_was_trained_on(tmp_path):
     trained = as_artifact(folder, parents=[base])
     main([str(trained), str(tmp_path / "out")])
     manifest = read_artifact(tmp_path / "out")
+    main([str(trained / "adapter"), str(tmp_path / "same")])
+    assert read_artifact(tmp_path / "same").digest == manifest.digest
     assert [p.digest for p in manifest.parents] == [
         read_artifact(p).digest for p in (trained, base)
     ]
